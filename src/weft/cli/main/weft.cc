@@ -1,0 +1,3 @@
+#include "weft/cli/command.h"
+
+int main(int argc, char** argv) { return weft::cli::run(argc, argv); }

@@ -1,0 +1,7 @@
+#include "weft/cli/command.h"
+
+namespace weft::cli {
+
+void add_planner_commands(CLI::App&) {}
+
+}  // namespace weft::cli

@@ -1,0 +1,57 @@
+// World: where ranks come from.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "weft/comm/comm.h"
+
+namespace weft {
+
+/// Which back end carries the calls. `automatic`: local when all ranks share this machine, else gloo.
+enum class BackendKind { automatic, local, gloo, fake };
+
+struct WorldOptions {
+  BackendKind backend = BackendKind::automatic;
+  /// Deadline of each call, counted from the slowest peer's last sign of life. Minutes in training, 60 s or less in tests.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+};
+
+namespace detail {
+class WorldState;
+}
+
+/// The ranks of a job as this process (or thread) sees them. Copyable handle; several worlds may live in one process.
+class World {
+ public:
+  /// Reads the launcher's environment (torchrun, Slurm, Open MPI, PMI, `weft run`), or is alone (size 1).
+  static World init(WorldOptions options = {});
+
+  /// Runs fn on n threads of this process, each a rank, on the local back end, and joins them. If ranks fail, the first
+  /// failure aborts the others and is rethrown here. Allocator, default generator and profiler are shared by the threads.
+  static void threads(int n, const std::function<void(World&)>& fn, WorldOptions options = {});
+
+  int rank() const;
+  int size() const;
+  int local_rank() const;  ///< index among the ranks of this host
+  int local_size() const;
+  int node() const;        ///< index of this host
+
+  /// All ranks.
+  const Comm& comm() const;
+
+  /// Ends every peer's wait within a second: each throws CommError with this reason and this rank. Idempotent; the first
+  /// reason wins. Later calls on any group of this world throw the same.
+  void abort(const std::string& reason) const;
+
+ private:
+  explicit World(std::shared_ptr<detail::WorldState> state) : state_(std::move(state)) {}
+  std::shared_ptr<detail::WorldState> state_;
+};
+
+/// Calls fn; an exception aborts the world with its text before it goes on to the caller.
+void guard(const World& world, const std::function<void()>& fn);
+
+}  // namespace weft
