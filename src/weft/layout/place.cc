@@ -1,0 +1,56 @@
+#include "weft/layout/place.h"
+
+#include <algorithm>
+#include <map>
+
+namespace weft::layout {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+FlatPlan place(const std::vector<int64_t>& numels, int64_t parts) {
+  FlatPlan plan;
+  plan.offsets.reserve(numels.size());
+  for (const int64_t numel : numels) {
+    plan.offsets.push_back(plan.numel);
+    plan.numel += round_up(numel, kFlatAlignment);
+  }
+  plan.numel = round_up(plan.numel, kFlatAlignment * parts);
+  return plan;
+}
+
+std::vector<std::vector<int64_t>> make_buckets(const std::vector<BucketItem>& items, const BucketLimits& limits) {
+  struct Open {
+    std::vector<int64_t> members;
+    int64_t bytes = 0;
+  };
+  std::map<std::string, Open> open;
+  std::vector<std::vector<int64_t>> done;
+  for (auto i = static_cast<int64_t>(items.size()) - 1; i >= 0; --i) {
+    Open& bucket = open[items[i].key];
+    if (!bucket.members.empty() && bucket.bytes + items[i].bytes > limits.bytes) {
+      done.push_back(std::move(bucket.members));
+      bucket = {};
+    }
+    bucket.members.push_back(i);
+    bucket.bytes += items[i].bytes;
+  }
+  // What is still open holds the first parameters of each key. Its tail (ready last of all) becomes a small bucket.
+  for (auto& [key, bucket] : open) {
+    const auto& members = bucket.members;
+    int64_t tail_bytes = 0;
+    size_t cut = members.size();
+    while (cut > 0 && (cut == members.size() || tail_bytes + items[members[cut - 1]].bytes <= limits.last_bytes))
+      tail_bytes += items[members[--cut]].bytes;
+    const auto middle = members.begin() + static_cast<std::ptrdiff_t>(cut);
+    if (cut > 0) done.emplace_back(members.begin(), middle);
+    done.emplace_back(middle, members.end());
+  }
+  // A bucket is complete when its first parameter (in table order) is.
+  std::stable_sort(done.begin(), done.end(), [](const auto& a, const auto& b) { return a.back() > b.back(); });
+  return done;
+}
+
+}  // namespace weft::layout

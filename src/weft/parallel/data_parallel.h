@@ -1,0 +1,104 @@
+// DataParallel: one engine for data parallelism with a dial (DESIGN: Sharding::none is position 0, DDP).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/comm/comm.h"
+#include "weft/layout/place.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace weft {
+
+/// A tensor and its dotted name ("layers.0.attn.wq.weight"). Names are the identity of a parameter on all ranks.
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// What the reduced gradient is. `mean_over_ranks` is PyTorch's convention: the mean of the ranks' gradients. `sum` is
+/// their sum, for losses that are already divided by a global count.
+enum class GradScale { mean_over_ranks, sum };
+
+/// What happens to buffers (BatchNorm statistics and the like) at the end of each synchronised backward: rank 0's values
+/// on every rank (PyTorch's broadcast_buffers), the mean of floating-point buffers, or nothing.
+enum class BufferPolicy { broadcast, average, local };
+
+struct DataParallelOptions {
+  GradScale grad_scale = GradScale::mean_over_ranks;
+  BufferPolicy buffers = BufferPolicy::broadcast;
+  /// Dtype in which gradients are kept and reduced; nullopt: the parameter's own. Sums are exact to fp32 in any case.
+  std::optional<at::ScalarType> gradient_dtype;
+  layout::BucketLimits bucket;
+  /// false: reduce everything at the end of backward (to tell whether overlap matters; same numbers).
+  bool overlap = true;
+};
+
+/// Keeps the replicas of a module equal: parameters and buffers are broadcast from rank 0 at construction, gradients are
+/// reduced bucket by bucket while backward runs, and are complete when the outermost backward() returns.
+///
+/// Parameters keep their identity (names, TensorImpl); their storage moves into flat buffers, and after a synchronised
+/// backward each `grad()` is a view of a flat gradient buffer. An unchanged torch::optim optimizer therefore works.
+/// A parameter that no rank used has an undefined grad() afterwards (optimizers skip it); one used by some ranks gets
+/// zeros from the others. Several backward calls in one step add up, as they do on one rank.
+///
+/// Errors: ConfigError at construction when ranks built different models (first difference named), a parameter is
+/// wrapped twice, or a parameter is sparse; when storage was replaced after wrapping (`to()`), at the next backward.
+/// CommError when a peer fails. Every rank calls backward the same number of times with sync on; a rank that has no
+/// batch calls join_without_batch() instead.
+class DataParallel {
+ public:
+  DataParallel(std::shared_ptr<torch::nn::Module> module, Comm comm, DataParallelOptions options = {});
+  /// Any holder of tensors. `buffers` take part in construction's broadcast and in BufferPolicy.
+  DataParallel(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers, Comm comm,
+               DataParallelOptions options = {});
+  ~DataParallel();
+  DataParallel(DataParallel&&) noexcept;
+  DataParallel& operator=(DataParallel&&) noexcept;
+
+  /// false: following backward calls only accumulate locally. true (default): the next backward reduces the total.
+  void sync(bool on);
+
+  /// Completes the reduction; no-op when nothing is pending. backward() calls it; calling it again is harmless.
+  void finish();
+  /// Takes part in this step's reduction with zero gradients (this rank ran out of data).
+  void join_without_batch();
+
+  /// Global norm of the reduced gradients, each logical parameter counted once, then scaling by max_norm / (norm + 1e-6)
+  /// if that is below 1. `norm_type` > 0 or infinity. Returns the norm before clipping, the same on every rank.
+  double clip_grad_norm(double max_norm, double norm_type = 2.0);
+  /// The norm alone.
+  double grad_norm(double norm_type = 2.0);
+
+  /// Drops all gradients (as zero_grad(set_to_none) does).
+  void zero_grad();
+
+  /// The trainable parameters, in parameter-table order.
+  const std::vector<NamedTensor>& parameters() const;
+  const Comm& comm() const;
+  const DataParallelOptions& options() const;
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+/// loss = sum over all ranks of loss_sum / sum over all ranks of valid_count, in the gradient: returns this rank's share,
+/// scaled for `dp`'s GradScale so that the reduced gradient is exactly that of the global mean. Collective. If no rank
+/// has a valid element the result is loss_sum * 0.
+at::Tensor global_mean(const at::Tensor& loss_sum, int64_t valid_count, const DataParallel& dp);
+
+/// The same with a count that was agreed before, for instance over all micro-batches of a step; no communication.
+at::Tensor scale_loss(const at::Tensor& loss_sum, int64_t global_valid_count, const DataParallel& dp);
+
+/// Sum of `count` over the ranks.
+int64_t global_count(int64_t count, const Comm& comm);
+
+}  // namespace weft

@@ -1,0 +1,48 @@
+#include "weft/layout/place.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace weft::layout {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(Place, AlignsEveryTensorAndCutsIntoEqualShards) {
+  const FlatPlan plan = place({5, 0, 33, 1}, 3);
+  EXPECT_THAT(plan.offsets, ElementsAre(0, 32, 32, 96));
+  EXPECT_EQ(plan.numel, 192);  // 128 rounded up to a multiple of 3 * 32
+  EXPECT_EQ(place({}, 4).numel, 0);
+}
+
+TEST(Buckets, LastParametersComeFirstAndTheFirstOnesFormASmallBucket) {
+  const std::vector<BucketItem> items{{60, "f"}, {30, "f"}, {50, "f"}, {40, "f"}, {90, "f"}};
+  EXPECT_THAT(make_buckets(items, {.bytes = 100, .last_bytes = 70}),
+              ElementsAre(ElementsAre(4), ElementsAre(3, 2), ElementsAre(1), ElementsAre(0)));
+}
+
+TEST(Buckets, KeysNeverMixAndEveryItemAppearsOnce) {
+  std::vector<BucketItem> items;
+  for (int i = 0; i < 97; ++i) items.push_back({(i * 37) % 50, i % 3 == 0 ? "a" : "b"});
+  std::vector<int> seen(items.size(), 0);
+  for (const auto& bucket : make_buckets(items, {.bytes = 120, .last_bytes = 40})) {
+    ASSERT_FALSE(bucket.empty());
+    int64_t bytes = 0;
+    for (const int64_t i : bucket) {
+      ++seen[i];
+      bytes += items[i].bytes;
+      EXPECT_EQ(items[i].key, items[bucket[0]].key);
+    }
+    EXPECT_TRUE(bytes <= 120 || bucket.size() == 1);
+  }
+  EXPECT_THAT(seen, ::testing::Each(1));
+}
+
+TEST(Buckets, AnItemLargerThanTheLimitStandsAlone) {
+  EXPECT_THAT(make_buckets({{500, "f"}, {10, "f"}}, {.bytes = 100, .last_bytes = 10}),
+              ElementsAre(ElementsAre(1), ElementsAre(0)));
+  EXPECT_TRUE(make_buckets({}).empty());
+}
+
+}  // namespace
+}  // namespace weft::layout
