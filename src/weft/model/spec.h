@@ -108,6 +108,10 @@ struct InitRule {
 /// layers.N.attn.{q_norm,k_norm}.weight, layers.N.norm2.weight, layers.N.ffn.{w1,w3,w2}.{weight,bias} (w1 is the gate or
 /// only input projection, w3 the up projection of a gated MLP, w2 the output), norm.weight, head.weight.
 /// Matrices are [out, in] as in torch::nn::Linear; embeddings [rows, hidden]. A tied head has no entry.
+/// Rare parts: tok_norm (after the embedding), layers.N.{norm1_after,norm2_after} (norms = 4),
+/// layers.N.attn.{wq_a,q_a_norm,wq_b,wkv_a,kv_a_norm,wkv_b,wo} (latent attention),
+/// layers.N.moe.{router,w1,w3,w2,shared.w1,shared.w3,shared.w2,shared_gate} with experts stacked as [experts, out, in],
+/// mtp.N.{embedding_norm,hidden_norm,join,block.*,norm} (embedding and head are shared with the model).
 struct Param {
   std::string name;
   std::vector<int64_t> shape;
