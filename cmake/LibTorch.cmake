@@ -24,10 +24,15 @@ if(WEFT_TORCH_VERSION VERSION_LESS 2.11)
 endif()
 message(STATUS "libtorch ${WEFT_TORCH_VERSION} in ${WEFT_TORCH}")
 
+# libtorch ships the headers of its own fmt, without the library: the installed fmt's must be found before them.
+find_path(WEFT_FMT_INCLUDE fmt/format.h NO_CMAKE_PACKAGE_REGISTRY)
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/headers_first)
+file(CREATE_LINK ${WEFT_FMT_INCLUDE}/fmt ${CMAKE_BINARY_DIR}/headers_first/fmt SYMBOLIC)
+
 add_library(weft_libtorch INTERFACE)
 add_library(weft::libtorch ALIAS weft_libtorch)
 target_include_directories(weft_libtorch SYSTEM INTERFACE
-  ${WEFT_TORCH}/include ${WEFT_TORCH}/include/torch/csrc/api/include
+  ${CMAKE_BINARY_DIR}/headers_first ${WEFT_TORCH}/include ${WEFT_TORCH}/include/torch/csrc/api/include
   ${CMAKE_SOURCE_DIR}/cmake/gloo_headers)
 # NDEBUG always: the library was built with it, and class layouts differ without (RecordFunction::inputs).
 target_compile_definitions(weft_libtorch INTERFACE USE_DISTRIBUTED USE_C10D USE_C10D_GLOO NDEBUG)
