@@ -1,10 +1,9 @@
 #include "weft/model/presets.h"
 
-#include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "weft/core/error.h"
+#include "weft/core/nearest.h"
 
 namespace weft::model {
 namespace {
@@ -224,29 +223,12 @@ ModelSpec make(const Size& size) {
   return spec;
 }
 
-/// Levenshtein distance, for "did you mean".
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
-    }
-  }
-  return row.back();
-}
-
 }  // namespace
 
 ModelSpec preset(const std::string& name) {
   for (const Size& size : kSizes)
     if (name == size.name) return make(size);
-  std::vector<std::string> names = preset_names();
-  std::stable_sort(names.begin(), names.end(), [&](const std::string& a, const std::string& b) { return edit_distance(a, name) < edit_distance(b, name); });
+  const std::vector<std::string> names = nearest(name, preset_names(), 3);
   throw ConfigError("model \"" + name + "\" is not a preset; nearest: " + names[0] + ", " + names[1] + ", " + names[2]);
 }
 

@@ -1,0 +1,125 @@
+#include "weft/config/check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "weft/model/presets.h"
+
+namespace weft::config {
+namespace {
+
+/// Rounds the MLP of a llama up: kernels like widths that are multiples of it.
+constexpr int64_t kFfnMultiple = 32;
+
+int64_t pick(int64_t value, int64_t otherwise) { return value > 0 ? value : otherwise; }
+
+/// The family's style with sizes still open. The smallest preset of a family is its style with sizes to be replaced.
+model::ModelSpec family_style(const ModelConfig& model) {
+  model::ModelSpec spec = model::preset(model.family + "-tiny");
+  spec.name = "custom";
+  spec.rope.theta = 10000.0;
+  spec.hidden = spec.vocab = spec.context = 0;
+  model::BlockSpec block = spec.blocks.front();
+  block.attention.heads = block.attention.kv_heads = block.attention.head_dim = block.mlp.ffn = 0;
+  spec.blocks.assign(static_cast<size_t>(model.layers), block);
+  return spec;
+}
+
+int64_t default_ffn(const std::string& family, int64_t hidden) {
+  if (family == "gpt2") return 4 * hidden;
+  return (8 * hidden / 3 + kFfnMultiple - 1) / kFfnMultiple * kFfnMultiple;
+}
+
+void apply_sizes(const ModelConfig& model, model::ModelSpec& spec) {
+  if (model.layers > 0 && !spec.blocks.empty()) spec.blocks.resize(static_cast<size_t>(model.layers), spec.blocks.front());
+  const bool other_width = model.hidden > 0 || model.heads > 0;
+  spec.hidden = pick(model.hidden, spec.hidden);
+  for (model::BlockSpec& block : spec.blocks) {
+    auto& attention = block.attention;
+    attention.heads = pick(model.heads, attention.heads);
+    attention.kv_heads = pick(model.kv_heads, model.heads > 0 || attention.kv_heads == 0 ? attention.heads : attention.kv_heads);
+    const int64_t even_split = attention.heads > 0 ? spec.hidden / attention.heads : 0;
+    attention.head_dim = pick(model.head_dim, other_width || attention.head_dim == 0 ? even_split : attention.head_dim);
+    block.mlp.ffn = pick(model.ffn, model.hidden > 0 || block.mlp.ffn == 0 ? default_ffn(spec.family, spec.hidden) : block.mlp.ffn);
+  }
+  if (model.tied_head != "auto") spec.tied_head = model.tied_head == "yes";
+  if (model.rope_theta > 0) spec.rope.theta = model.rope_theta;
+  if (model.init_std > 0) spec.init_std = model.init_std;
+}
+
+void check_sizes(const RunConfig& config, const model::ModelSpec& spec, int64_t data_vocab, Findings& findings) {
+  auto need = [&](const char* key, int64_t value) {
+    if (value < 1) findings.add(key, "missing, and no preset gives it", fmt::format("set {} or model.preset", key));
+    return value >= 1;
+  };
+  need("model.vocab", spec.vocab);
+  const bool hidden = need("model.hidden", spec.hidden);
+  if (!need("model.layers", spec.layers())) return;
+  const auto& attention = spec.blocks.front().attention;
+  if (!need("model.heads", attention.heads) || !hidden) return;
+  if (config.model.head_dim == 0 && attention.head_dim * attention.heads != spec.hidden && config.model.preset.empty()) {
+    findings.add("model.heads", fmt::format("{} heads do not divide hidden = {}", attention.heads, spec.hidden), "or set model.head_dim");
+  }
+  if (attention.heads % attention.kv_heads != 0) {
+    findings.add("model.kv_heads", fmt::format("{} does not divide heads = {}", attention.kv_heads, attention.heads));
+  }
+  if (spec.position == model::PositionKind::rope && attention.head_dim % 2 != 0) {
+    findings.add("model.head_dim", fmt::format("{} is odd; rotary positions turn pairs", attention.head_dim));
+  }
+  if (config.data.seq > spec.context) {
+    findings.add("data.seq", fmt::format("{} tokens exceed the model's context of {}", config.data.seq, spec.context), "set model.context");
+  }
+  if (data_vocab > spec.vocab) {
+    findings.add("model.vocab", fmt::format("{} is less than the data's vocabulary of {}", spec.vocab, data_vocab),
+                 "leave it out to take the data's");
+  }
+}
+
+}  // namespace
+
+void check(const RunConfig& config, Findings& findings) {
+  if (config.data.train.empty()) findings.add("data.train", "missing", "name a token file made by `weft data prepare`");
+  if (config.run.dir.empty()) findings.add("run.dir", "empty", "name a folder for the run's files");
+  if (config.schedule.warmup > config.train.steps) {
+    findings.add("schedule.warmup", fmt::format("{} steps of warm-up in a run of train.steps = {}", config.schedule.warmup, config.train.steps));
+  }
+  if (config.train.micro_batch > config.train.global_batch) {
+    findings.add("train.micro_batch", fmt::format("{} is more than train.global_batch = {}", config.train.micro_batch, config.train.global_batch));
+  }
+}
+
+model::ModelSpec model_spec(const RunConfig& config, int64_t data_vocab) {
+  const bool named = !config.model.preset.empty();
+  model::ModelSpec spec = named ? model::preset(config.model.preset) : family_style(config.model);
+  apply_sizes(config.model, spec);
+  spec.vocab = pick(config.model.vocab, pick(data_vocab, spec.vocab));
+  spec.context = pick(config.model.context, pick(spec.context, config.data.seq));
+  Findings findings;
+  check_sizes(config, spec, data_vocab, findings);
+  findings.throw_if_any("model");
+  return spec;
+}
+
+Accumulation accumulation(const RunConfig& config, int64_t ranks, Findings& findings) {
+  Accumulation result;
+  result.dp = pick(config.layout.dp, ranks);
+  if (result.dp != ranks) {
+    findings.add("layout.dp", fmt::format("{} data-parallel ranks, but the program runs on {}", result.dp, ranks),
+                 fmt::format("start it with `weft run -n {0} -- weft train ...`, or leave layout.dp out", result.dp));
+    return result;
+  }
+  const int64_t batch = config.train.global_batch;
+  if (batch % result.dp != 0) {
+    const int64_t lower = batch / result.dp * result.dp, upper = lower + result.dp;
+    findings.add("train.global_batch", fmt::format("{} samples do not divide into {} equal shares", batch, result.dp),
+                 lower > 0 ? fmt::format("nearest: {} and {}", lower, upper) : fmt::format("nearest: {}", upper));
+    return result;
+  }
+  result.per_rank = batch / result.dp;
+  result.micro_batch = std::min(pick(config.train.micro_batch, result.per_rank), result.per_rank);
+  result.steps = (result.per_rank + result.micro_batch - 1) / result.micro_batch;
+  return result;
+}
+
+}  // namespace weft::config

@@ -1,0 +1,28 @@
+// What follows from a configuration, and rules between keys.
+#pragma once
+
+#include "weft/config/run_config.h"
+#include "weft/core/error.h"
+#include "weft/model/spec.h"
+
+namespace weft::config {
+
+/// Rules between keys that need neither data nor ranks.
+void check(const RunConfig& config, Findings& findings);
+
+/// The model that the configuration names; `data_vocab` is the training data's vocabulary (0 = unknown). ConfigError with
+/// all findings when sizes are missing or do not fit each other.
+model::ModelSpec model_spec(const RunConfig& config, int64_t data_vocab);
+
+/// How a global batch is worked off.
+struct Accumulation {
+  int64_t dp = 1;
+  int64_t per_rank = 1;     ///< samples of one rank per step
+  int64_t micro_batch = 1;  ///< most samples of one forward pass
+  int64_t steps = 1;        ///< forward and backward passes per step; the last may be smaller
+};
+
+/// Findings: layout.dp against the number of ranks, train.global_batch not a multiple of dp (nearest legal values named).
+Accumulation accumulation(const RunConfig& config, int64_t ranks, Findings& findings);
+
+}  // namespace weft::config

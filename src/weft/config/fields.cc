@@ -1,0 +1,111 @@
+#include "weft/config/fields.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace weft::config {
+namespace {
+
+Rule any() { return {}; }
+Rule at_least(double low) { return {.low = low}; }
+Rule above(double low) { return {.low = low, .low_allowed = false}; }
+Rule between(double low, double high) { return {.low = low, .high = high}; }
+Rule one_of(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
+
+// clang-format off
+std::vector<Field> make_fields() {
+  using C = RunConfig;
+  return {
+    {"model.preset", "a model by name, for instance gpt2 or llama3-8b; \"\" = the sizes below. With a preset, sizes that are not 0 replace its own", any(), [](C& c) { return &c.model.preset; }},
+    {"model.family", "without a preset: llama (RMSNorm, rotary positions, SwiGLU) or gpt2 (LayerNorm, learned positions, GELU, biases)", one_of({"llama", "gpt2"}), [](C& c) { return &c.model.family; }},
+    {"model.layers", "transformer blocks; 0 = the preset's", at_least(0), [](C& c) { return &c.model.layers; }},
+    {"model.hidden", "width of the residual stream; 0 = the preset's", at_least(0), [](C& c) { return &c.model.hidden; }},
+    {"model.heads", "attention heads; 0 = the preset's", at_least(0), [](C& c) { return &c.model.heads; }},
+    {"model.kv_heads", "heads of keys and values; 0 = the preset's, or as many as heads", at_least(0), [](C& c) { return &c.model.kv_heads; }},
+    {"model.head_dim", "width of a head; 0 = the preset's, or hidden / heads", at_least(0), [](C& c) { return &c.model.head_dim; }},
+    {"model.ffn", "inner width of the MLP; 0 = the preset's, or 4 hidden (gpt2), or 8/3 hidden rounded up to a multiple of 32 (llama)", at_least(0), [](C& c) { return &c.model.ffn; }},
+    {"model.vocab", "size of the vocabulary; 0 = the training data's. A preset's is used only when the data does not say one", at_least(0), [](C& c) { return &c.model.vocab; }},
+    {"model.context", "longest sequence the model can take; 0 = the preset's, or data.seq", at_least(0), [](C& c) { return &c.model.context; }},
+    {"model.tied_head", "whether the output projection is the embedding: yes, no, or auto = the preset's, or the family's habit (gpt2 yes, llama no)", one_of({"auto", "yes", "no"}), [](C& c) { return &c.model.tied_head; }},
+    {"model.rope_theta", "base of the rotary angles; 0 = the preset's, or 10000", at_least(0), [](C& c) { return &c.model.rope_theta; }},
+    {"model.init_std", "standard deviation of the initial weights (output projections of blocks: divided by sqrt(2 layers)); 0 = the preset's, or 0.02", at_least(0), [](C& c) { return &c.model.init_std; }},
+
+    {"data.train", "token file to train on, made by `weft data prepare` (required)", any(), [](C& c) { return &c.data.train; }},
+    {"data.val", "token file for the validation loss; \"\" = none", any(), [](C& c) { return &c.data.val; }},
+    {"data.format", "weft, or raw-u16: bare little-endian 16-bit ids as nanoGPT writes them", one_of({"weft", "raw-u16"}), [](C& c) { return &c.data.format; }},
+    {"data.seq", "tokens per sample. Samples are consecutive windows: every token is a target once per epoch", at_least(1), [](C& c) { return &c.data.seq; }},
+    {"data.shuffle", "order of samples: a new permutation each epoch, from train.seed; false = file order", any(), [](C& c) { return &c.data.shuffle; }},
+
+    {"train.steps", "optimizer updates", at_least(1), [](C& c) { return &c.train.steps; }},
+    {"train.global_batch", "samples per update over all ranks; what each rank accumulates follows from it", at_least(1), [](C& c) { return &c.train.global_batch; }},
+    {"train.micro_batch", "most samples in one forward pass of a rank; 0 = the rank's whole share of the global batch", at_least(0), [](C& c) { return &c.train.micro_batch; }},
+    {"train.seed", "fixes initial weights and data order, whatever the number of ranks", at_least(0), [](C& c) { return &c.train.seed; }},
+    {"train.dtype", "fp64, fp32, or bf16: weights and activations in bf16, master weights and optimizer state in fp32", one_of({"fp64", "fp32", "bf16"}), [](C& c) { return &c.train.dtype; }},
+    {"train.eval_every", "steps between validations; 0 = only after the last step", at_least(0), [](C& c) { return &c.train.eval_every; }},
+    {"train.eval_samples", "validation samples used during training, spread evenly over the file; 0 = all. The last validation uses all", at_least(0), [](C& c) { return &c.train.eval_samples; }},
+    {"train.log_every", "steps between progress lines where output is no terminal; metrics.jsonl has every step", at_least(1), [](C& c) { return &c.train.log_every; }},
+    {"train.threads", "threads per rank for tensor kernels; 0 = the machine's cores / ranks on it", at_least(0), [](C& c) { return &c.train.threads; }},
+
+    {"optimizer.name", "adamw or sgd", one_of({"adamw", "sgd"}), [](C& c) { return &c.optimizer.name; }},
+    {"optimizer.lr", "peak learning rate", above(0), [](C& c) { return &c.optimizer.lr; }},
+    {"optimizer.beta1", "adamw: decay of the first moment", between(0, 0.9999999), [](C& c) { return &c.optimizer.beta1; }},
+    {"optimizer.beta2", "adamw: decay of the second moment", between(0, 0.9999999), [](C& c) { return &c.optimizer.beta2; }},
+    {"optimizer.eps", "adamw: added to the root of the second moment", above(0), [](C& c) { return &c.optimizer.eps; }},
+    {"optimizer.momentum", "sgd: momentum", between(0, 0.9999999), [](C& c) { return &c.optimizer.momentum; }},
+    {"optimizer.weight_decay", "of matrices and embeddings; norms and biases have none", at_least(0), [](C& c) { return &c.optimizer.weight_decay; }},
+    {"optimizer.clip_norm", "largest global gradient norm; 0 = no clipping", at_least(0), [](C& c) { return &c.optimizer.clip_norm; }},
+
+    {"schedule.name", "learning rate after the warm-up: cosine, linear or constant", one_of({"cosine", "linear", "constant"}), [](C& c) { return &c.schedule.name; }},
+    {"schedule.warmup", "steps over which the learning rate rises linearly to its peak", at_least(0), [](C& c) { return &c.schedule.warmup; }},
+    {"schedule.final_ratio", "learning rate at the last step as a share of the peak", between(0, 1), [](C& c) { return &c.schedule.final_ratio; }},
+
+    {"layout.dp", "data-parallel ranks; 0 = all ranks", at_least(0), [](C& c) { return &c.layout.dp; }},
+    {"layout.backend", "what carries communication: auto, local (shared memory of one machine) or gloo (TCP)", one_of({"auto", "local", "gloo"}), [](C& c) { return &c.layout.backend; }},
+    {"layout.bucket_mb", "MiB of gradients that are reduced together during backward", above(0), [](C& c) { return &c.layout.bucket_mb; }},
+    {"layout.last_bucket_mb", "the same for the bucket that is ready last, which nothing hides", above(0), [](C& c) { return &c.layout.last_bucket_mb; }},
+    {"layout.timeout_s", "seconds without a sign of life from a peer after which a call fails", at_least(1), [](C& c) { return &c.layout.timeout_s; }},
+
+    {"run.dir", "folder for config.toml, metrics.jsonl and model.safetensors", any(), [](C& c) { return &c.run.dir; }},
+    {"run.overwrite", "replace an earlier run in that folder", any(), [](C& c) { return &c.run.overwrite; }},
+  };
+}
+// clang-format on
+
+std::string range_text(const Rule& rule) {
+  const std::string low = fmt::format("{} {}", rule.low_allowed ? "at least" : "more than", rule.low);
+  return rule.high < 1e300 ? fmt::format("{}, at most {}", low, rule.high) : low;
+}
+
+}  // namespace
+
+std::string Rule::broken_by(const Slot& slot) const {
+  if (auto* text = std::get_if<std::string*>(&slot)) {
+    if (choices.empty() || std::find(choices.begin(), choices.end(), **text) != choices.end()) return {};
+    return fmt::format("\"{}\" is none of {}", **text, fmt::join(choices, ", "));
+  }
+  double value = 0;
+  if (auto* whole = std::get_if<int64_t*>(&slot)) value = static_cast<double>(**whole);
+  if (auto* real = std::get_if<double*>(&slot)) value = **real;
+  const bool inside = std::isfinite(value) && value <= high && (low_allowed ? value >= low : value > low);
+  return inside ? std::string() : fmt::format("{} is out of range ({})", value, range_text(*this));
+}
+
+const std::vector<Field>& fields() {
+  static const std::vector<Field> table = make_fields();
+  return table;
+}
+
+const Field* find_field(const std::string& key) {
+  const auto found = std::find_if(fields().begin(), fields().end(), [&](const Field& field) { return field.key == key; });
+  return found == fields().end() ? nullptr : &*found;
+}
+
+std::string type_name(const Slot& slot) {
+  static const char* const names[] = {"true or false", "whole number", "number", "text"};
+  return names[slot.index()];
+}
+
+}  // namespace weft::config

@@ -1,0 +1,76 @@
+// Configuration of a run: one small struct per section of the TOML file. Defaults are stated here and nowhere else; the
+// table in fields.cc gives each key its meaning and rule.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace weft::config {
+
+/// Sizes that are 0 come from the preset, or follow from the others by the rule that fields.cc states.
+struct ModelConfig {
+  std::string preset;
+  std::string family = "llama";
+  int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
+  int64_t vocab = 0, context = 0;
+  std::string tied_head = "auto";
+  double rope_theta = 0, init_std = 0;
+};
+
+struct DataConfig {
+  std::string train, val;
+  std::string format = "weft";
+  int64_t seq = 256;
+  bool shuffle = true;
+};
+
+struct TrainConfig {
+  int64_t steps = 1000;
+  int64_t global_batch = 32;
+  int64_t micro_batch = 0;
+  int64_t seed = 1;
+  std::string dtype = "fp32";
+  int64_t eval_every = 100;
+  int64_t eval_samples = 0;
+  int64_t log_every = 10;
+  int64_t threads = 0;
+};
+
+struct OptimizerConfig {
+  std::string name = "adamw";
+  double lr = 1e-3;
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double momentum = 0.9;
+  double weight_decay = 0.1;
+  double clip_norm = 1.0;
+};
+
+struct ScheduleConfig {
+  std::string name = "cosine";
+  int64_t warmup = 100;
+  double final_ratio = 0.1;
+};
+
+struct LayoutConfig {
+  int64_t dp = 0;
+  std::string backend = "auto";
+  double bucket_mb = 25, last_bucket_mb = 1;
+  int64_t timeout_s = 600;
+};
+
+struct OutputConfig {
+  std::string dir = "runs/latest";
+  bool overwrite = false;
+};
+
+struct RunConfig {
+  ModelConfig model;
+  DataConfig data;
+  TrainConfig train;
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  LayoutConfig layout;
+  OutputConfig run;
+};
+
+}  // namespace weft::config
