@@ -1,7 +1,10 @@
 #include "weft/cli/command.h"
+#include "weft/cli/torch/commands.h"
 
 namespace weft::cli {
 
-void add_runtime_commands(CLI::App&) {}
+void add_runtime_commands(CLI::App& app) {
+  add_data(app);
+}
 
 }  // namespace weft::cli
