@@ -6,7 +6,8 @@ if(WEFT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
       ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${WEFT_CCACHE})
 endif()
 
-add_compile_options(-Wall -Wextra -Wno-unused-parameter)
+# Designated initialisers leave fields at their defaults on purpose.
+add_compile_options(-Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers)
 # A header-only -O3 costs compile time and gains nothing here: hot loops are in kernels with their own flags.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2")
 set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g")
