@@ -1,0 +1,111 @@
+#include "weft/parallel/bucket.h"
+
+#include "weft/core/error.h"
+#include "weft/layout/place.h"
+
+namespace weft::parallel {
+namespace {
+
+/// Flat buffers hold real numbers: a complex parameter takes two elements per number.
+int64_t real_numel(const at::Tensor& t) { return t.is_complex() ? 2 * t.numel() : t.numel(); }
+
+/// Part of `flat` in the shape of `like`, complex if `like` is.
+at::Tensor view_at(const at::Tensor& flat, int64_t offset, const at::Tensor& like) {
+  const at::Tensor part = flat.narrow(0, offset, real_numel(like));
+  if (!like.is_complex()) return part.view(like.sizes());
+  std::vector<int64_t> sizes = like.sizes().vec();
+  sizes.push_back(2);
+  return at::view_as_complex(part.view(sizes));
+}
+
+}  // namespace
+
+bool is_view_of(const at::Tensor& grad, const at::Tensor& view) {
+  return grad.const_data_ptr() == view.const_data_ptr() && grad.dtype() == view.dtype() && grad.sizes() == view.sizes() &&
+         grad.strides() == view.strides();
+}
+
+Bucket::Bucket(const std::vector<NamedTensor>& parameters, at::ScalarType gradient_dtype, const Comm& comm) {
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> numels;
+  for (const NamedTensor& p : parameters) numels.push_back(real_numel(p.tensor));
+  const layout::FlatPlan plan = layout::place(numels);
+  const at::Tensor& first = parameters.front().tensor;
+  const auto storage_dtype = c10::toRealValueType(first.scalar_type());
+
+  flat_parameters_ = at::zeros({plan.numel}, first.options().dtype(storage_dtype).requires_grad(false));
+  const auto slots = static_cast<int64_t>(parameters.size());
+  flat_gradients_ = comm.allocate({plan.numel + slots}, gradient_dtype).zero_();
+  used_ = flat_gradients_.narrow(0, plan.numel, slots);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor parameter = parameters[i].tensor;
+    const at::Tensor home = view_at(flat_parameters_, plan.offsets[i], parameter);
+    home.copy_(parameter);
+    parameter.set_data(home);
+    slots_.push_back({.name = parameters[i].name,
+                      .parameter = parameter,
+                      .grad_view = view_at(flat_gradients_, plan.offsets[i], parameter),
+                      .storage = home.const_data_ptr()});
+  }
+}
+
+void Bucket::open_round() {
+  launched_ = false;
+  missing_ = static_cast<int64_t>(slots_.size());
+  for (Slot& slot : slots_) slot.ready = false;
+}
+
+void Bucket::mark_ready(Slot& slot) {
+  if (launched_) {
+    throw ConfigError("parameter '" + slot.name + "' received a gradient after its bucket was reduced: it is used in more "
+                      "than one part of this backward (reentrant recomputation does that). Set DataParallelOptions::overlap "
+                      "= false, or use non-reentrant recomputation");
+  }
+  if (!std::exchange(slot.ready, true)) --missing_;
+}
+
+void Bucket::adopt_gradient(Slot& slot) {
+  if (slot.parameter.const_data_ptr() != slot.storage) {
+    throw ConfigError("parameter '" + slot.name + "' was given other storage after it was wrapped in DataParallel (by to(), "
+                      "set_data() or a load that replaces tensors). Move or load the module first, then wrap it");
+  }
+  at::Tensor& grad = slot.parameter.mutable_grad();
+  if (is_view_of(grad, slot.grad_view)) return;
+  if (grad.layout() != at::kStrided) {
+    throw ConfigError("parameter '" + slot.name + "' has a sparse gradient, which data parallelism does not reduce. Use "
+                      "sparse = false for this embedding");
+  }
+  const at::NoGradGuard no_grad;
+  work_.released();
+  slot.grad_view.copy_(grad.detach());
+  grad = slot.grad_view;
+}
+
+void Bucket::launch(const Comm& comm, ReduceOp op) {
+  const at::NoGradGuard no_grad;
+  work_.released();
+  std::vector<float> used(slots_.size(), 0.0F);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].parameter.grad().defined()) {
+      adopt_gradient(slots_[i]);
+      used[i] = 1.0F;
+    } else {
+      slots_[i].grad_view.zero_();
+    }
+  }
+  used_.copy_(at::from_blob(used.data(), {static_cast<int64_t>(used.size())}, at::kFloat));
+  launched_ = true;
+  work_ = comm.all_reduce(flat_gradients_, op);
+}
+
+void Bucket::complete_round() {
+  // released(), not only wait(): whoever clips or zeroes next writes here, and peers may still read.
+  work_.released();
+  const at::Tensor used = used_.to(at::kFloat);
+  const float* flag = used.const_data_ptr<float>();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].parameter.mutable_grad() = flag[i] > 0.0F ? slots_[i].grad_view : at::Tensor();
+  }
+}
+
+}  // namespace weft::parallel

@@ -1,0 +1,255 @@
+#include "weft/parallel/data_parallel.h"
+
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/nn/module.h>
+
+#include <cmath>
+#include <limits>
+#include <unordered_set>
+
+#include "weft/autograd/backward_end.h"
+#include "weft/core/error.h"
+#include "weft/parallel/agreement.h"
+#include "weft/parallel/bucket.h"
+#include "weft/parallel/gradient_hook.h"
+
+namespace weft {
+
+using parallel::Bucket;
+using parallel::Slot;
+
+/// A round is one reduction of all gradients. It opens with the first gradient that lands while sync is on (or with
+/// join_without_batch) and closes in finish(). Buckets are launched in their fixed order, each when it and all before it
+/// are complete; what is missing at the end of backward contributes zeros.
+class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Impl> {
+ public:
+  Impl(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers, Comm comm, DataParallelOptions options)
+      : comm_(std::move(comm)), options_(options), buffers_(std::move(buffers)) {
+    std::unordered_set<const void*> seen;  // a tied parameter is listed once per place; it is one parameter
+    std::vector<NamedTensor> all;
+    for (NamedTensor& p : parameters) {
+      if (seen.insert(p.tensor.unsafeGetTensorImpl()).second) all.push_back(std::move(p));
+    }
+    parallel::check_same_model(all, buffers_, comm_);
+    for (NamedTensor& p : all) (p.tensor.requires_grad() ? parameters_ : frozen_).push_back(std::move(p));
+    // At size 1 there is nothing to reduce and the module is left as it is.
+    if (comm_.size() == 1) return;
+    make_buckets();
+    broadcast_from_first();
+  }
+
+  ~Impl() {
+    for (const NamedTensor& p : parameters_) parallel::unwatch_gradient(p.tensor);
+  }
+
+  /// Separate from construction: hooks hold a weak reference to this.
+  void watch() {
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      for (size_t s = 0; s < buckets_[b].slots().size(); ++s) {
+        const Slot& slot = buckets_[b].slots()[s];
+        parallel::watch_gradient(slot.parameter, slot.name, [weak = weak_from_this(), b, s] {
+          if (auto self = weak.lock()) self->on_gradient(b, s);
+        });
+      }
+    }
+  }
+
+  void sync(bool on) { sync_ = on; }
+
+  void finish() {
+    if (!open_) return;
+    open_ = false;  // first: after a failure the round is over, whoever retries gets the group's error
+    launch_up_to(buckets_.size());
+    for (Bucket& bucket : buckets_) bucket.complete_round();
+    reduced_ = true;
+    synchronise_buffers();
+  }
+
+  void join_without_batch() {
+    if (comm_.size() == 1) return;
+    open_round();
+    finish();
+  }
+
+  double grad_norm(double norm_type) {
+    if (!(norm_type > 0)) throw ConfigError("norm type is " + std::to_string(norm_type) + "; it must be above 0, or infinity");
+    finish();
+    const at::NoGradGuard no_grad;
+    const bool infinite = std::isinf(norm_type);
+    double total = 0;
+    for (const NamedTensor& p : parameters_) {
+      if (!p.tensor.grad().defined() || p.tensor.numel() == 0) continue;
+      const double norm = at::linalg_vector_norm(p.tensor.grad(), norm_type).item<double>();
+      if (std::isnan(norm)) return norm;
+      total = infinite ? std::max(total, norm) : total + std::pow(norm, norm_type);
+    }
+    return infinite ? total : std::pow(total, 1.0 / norm_type);
+  }
+
+  double clip_grad_norm(double max_norm, double norm_type) {
+    const double norm = grad_norm(norm_type);
+    const double factor = max_norm / (norm + kClipEpsilon);
+    if (factor < 1.0) {
+      const at::NoGradGuard no_grad;
+      for (const NamedTensor& p : parameters_) {
+        if (p.tensor.grad().defined()) p.tensor.mutable_grad().mul_(factor);
+      }
+    }
+    return norm;
+  }
+
+  void zero_grad() {
+    for (NamedTensor& p : parameters_) p.tensor.mutable_grad().reset();
+  }
+
+  const std::vector<NamedTensor>& parameters() const { return parameters_; }
+  const Comm& comm() const { return comm_; }
+  const DataParallelOptions& options() const { return options_; }
+
+ private:
+  static constexpr double kClipEpsilon = 1e-6;  // torch.nn.utils.clip_grad_norm_'s
+
+  at::ScalarType gradient_dtype(const at::Tensor& parameter) const {
+    return options_.gradient_dtype.value_or(c10::toRealValueType(parameter.scalar_type()));
+  }
+
+  void make_buckets() {
+    std::vector<layout::BucketItem> items;
+    for (const NamedTensor& p : parameters_) {
+      const auto dtype = gradient_dtype(p.tensor);
+      const int64_t numel = p.tensor.is_complex() ? 2 * p.tensor.numel() : p.tensor.numel();
+      items.push_back({.bytes = numel * static_cast<int64_t>(c10::elementSize(dtype)),
+                       .key = p.tensor.toString() + c10::toString(dtype)});
+    }
+    for (const auto& members : layout::make_buckets(items, options_.bucket)) {
+      // Within a bucket the table's order, so that neighbours in the model are neighbours in memory.
+      std::vector<NamedTensor> tensors;
+      for (auto it = members.rbegin(); it != members.rend(); ++it) tensors.push_back(parameters_[*it]);
+      buckets_.emplace_back(tensors, gradient_dtype(tensors.front().tensor), comm_);
+    }
+  }
+
+  void broadcast_from_first() {
+    const at::NoGradGuard no_grad;
+    for (Bucket& bucket : buckets_) comm_.broadcast(bucket.flat_parameters(), 0).released();
+    for (const std::vector<NamedTensor>* list : {&frozen_, &buffers_}) {
+      for (const NamedTensor& t : *list) broadcast_tensor(t.tensor);
+    }
+  }
+
+  void broadcast_tensor(const at::Tensor& tensor) {
+    at::Tensor data = tensor.detach().contiguous();
+    comm_.broadcast(data, 0).released();
+    if (!data.is_alias_of(tensor)) tensor.detach().copy_(data);
+  }
+
+  void on_gradient(size_t b, size_t s) {
+    Slot& slot = buckets_[b].slots()[s];
+    if (!sync_) {
+      buckets_[b].adopt_gradient(slot);
+      return;
+    }
+    if (!open_) open_round();
+    finish_at_backward_end();
+    buckets_[b].adopt_gradient(slot);
+    buckets_[b].mark_ready(slot);
+    if (!options_.overlap) return;
+    size_t ready = next_;
+    while (ready < buckets_.size() && buckets_[ready].complete()) ++ready;
+    launch_up_to(ready);
+    comm_.progress();
+  }
+
+  void finish_at_backward_end() {
+    const int task = torch::autograd::get_current_graph_task_id();
+    if (std::exchange(anchored_task_, task) == task) return;
+    autograd::at_backward_end([weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->finish();
+    });
+  }
+
+  void open_round() {
+    if (options_.grad_scale == GradScale::sum && reduced_) check_nothing_reduced_yet();
+    open_ = true;
+    reduced_ = false;
+    next_ = 0;
+    anchored_task_ = -1;
+    for (Bucket& bucket : buckets_) bucket.open_round();
+  }
+
+  /// Reducing a sum again would multiply it by the number of ranks; a mean of equal values stays what it is.
+  void check_nothing_reduced_yet() {
+    for (Bucket& bucket : buckets_) {
+      for (Slot& slot : bucket.slots()) {
+        const at::Tensor& grad = slot.parameter.grad();
+        if (!grad.defined() || !parallel::is_view_of(grad, slot.grad_view)) continue;
+        throw ConfigError("parameter '" + slot.name + "' already holds a reduced gradient, and GradScale::sum cannot add to "
+                          "it. Call zero_grad() before this backward, or sync(false) for all backward calls but the last");
+      }
+    }
+  }
+
+  void launch_up_to(size_t end) {
+    const ReduceOp op = options_.grad_scale == GradScale::sum ? ReduceOp::sum : ReduceOp::avg;
+    for (; next_ < end; ++next_) buckets_[next_].launch(comm_, op);
+  }
+
+  void synchronise_buffers() {
+    if (options_.buffers == BufferPolicy::local) return;
+    const at::NoGradGuard no_grad;
+    for (const NamedTensor& b : buffers_) {
+      if (options_.buffers == BufferPolicy::average && b.tensor.is_floating_point()) {
+        at::Tensor data = b.tensor.detach().contiguous();
+        comm_.all_reduce(data, ReduceOp::avg).released();
+        if (!data.is_alias_of(b.tensor)) b.tensor.detach().copy_(data);
+      } else {
+        broadcast_tensor(b.tensor);
+      }
+    }
+  }
+
+  Comm comm_;
+  DataParallelOptions options_;
+  std::vector<NamedTensor> parameters_, frozen_, buffers_;
+  std::vector<Bucket> buckets_;
+  bool sync_ = true;
+  bool open_ = false;
+  bool reduced_ = false;      // a round was completed since the last one opened
+  size_t next_ = 0;           // first bucket not launched in this round
+  int anchored_task_ = -1;    // backward whose end calls finish()
+};
+
+namespace {
+
+std::vector<NamedTensor> named(const torch::OrderedDict<std::string, at::Tensor>& dict) {
+  std::vector<NamedTensor> list;
+  for (const auto& item : dict) list.push_back({item.key(), item.value()});
+  return list;
+}
+
+}  // namespace
+
+DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers, Comm comm,
+                           DataParallelOptions options)
+    : impl_(std::make_shared<Impl>(std::move(parameters), std::move(buffers), std::move(comm), options)) {
+  impl_->watch();
+}
+
+DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Comm comm, DataParallelOptions options)
+    : DataParallel(named(module->named_parameters()), named(module->named_buffers()), std::move(comm), options) {}
+
+DataParallel::~DataParallel() = default;
+DataParallel::DataParallel(DataParallel&&) noexcept = default;
+DataParallel& DataParallel::operator=(DataParallel&&) noexcept = default;
+
+void DataParallel::sync(bool on) { impl_->sync(on); }
+void DataParallel::finish() { impl_->finish(); }
+void DataParallel::join_without_batch() { impl_->join_without_batch(); }
+double DataParallel::clip_grad_norm(double max_norm, double norm_type) { return impl_->clip_grad_norm(max_norm, norm_type); }
+double DataParallel::grad_norm(double norm_type) { return impl_->grad_norm(norm_type); }
+void DataParallel::zero_grad() { impl_->zero_grad(); }
+const std::vector<NamedTensor>& DataParallel::parameters() const { return impl_->parameters(); }
+const Comm& DataParallel::comm() const { return impl_->comm(); }
+const DataParallelOptions& DataParallel::options() const { return impl_->options(); }
+
+}  // namespace weft
