@@ -1,9 +1,11 @@
 # Flags common to all targets, ccache, and sanitizers.
 find_program(WEFT_CCACHE ccache)
 if(WEFT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Precompiled headers are cached only with these sloppiness flags (ccache manual, "Precompiled headers").
+  # Precompiled headers are cached only with these sloppiness flags (ccache manual, "Precompiled headers"). With paths
+  # taken relative to the checkout, a second clone or worktree finds what the first one compiled.
   set(CMAKE_CXX_COMPILER_LAUNCHER
-      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${WEFT_CCACHE})
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=true ${WEFT_CCACHE})
 endif()
 
 # Designated initialisers leave fields at their defaults on purpose.
