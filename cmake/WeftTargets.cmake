@@ -24,7 +24,8 @@ endfunction()
 
 # weft_test(NAME [TORCH] [FOLDER dir] [LIBS target...])
 #   One test program from all *_test.cc of tests/NAME, labelled quick; files named *_full_test.cc form a second program
-#   labelled full (run by `make test-all` only).
+#   labelled full (run by `make test-all` only). TORCH without LIBS links all of Weft and tests/support/ranks.h; with LIBS
+#   it links these alone (tests of one rank).
 function(weft_test dir)
   cmake_parse_arguments(arg "TORCH" "TIMEOUT" "LIBS;DEFINES" ${ARGN})
   if(NOT arg_TIMEOUT)
@@ -46,7 +47,11 @@ function(weft_test dir)
     endif()
     add_executable(${target} ${sources})
     if(arg_TORCH)
-      target_link_libraries(${target} PRIVATE weft_test_ranks ${arg_LIBS} GTest::gtest GTest::gmock)
+      if(arg_LIBS)
+        target_link_libraries(${target} PRIVATE ${arg_LIBS} GTest::gtest GTest::gmock GTest::gtest_main)
+      else()
+        target_link_libraries(${target} PRIVATE weft_test_ranks GTest::gtest GTest::gmock)
+      endif()
       target_precompile_headers(${target} REUSE_FROM weft_test_pch)
       # As weft_test_pch: a header precompiled without -fPIE is ignored by a program compiled with it (24 s a file, not 6).
       set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)

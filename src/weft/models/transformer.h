@@ -1,0 +1,58 @@
+// A decoder-only language model built from a ModelSpec.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <vector>
+
+#include "weft/models/block.h"
+#include "weft/nn/functional.h"
+
+namespace weft::models {
+
+/// Target value of positions that take no part in the loss (PyTorch's default).
+inline constexpr int64_t kIgnoreIndex = -100;
+
+/// Token embedding, blocks, final norm, head. named_parameters() has the names, shapes and order of
+/// model::parameter_table(spec); initial weights follow its rules and depend on (seed, name, index) alone.
+///
+/// Errors: ConfigError, with every finding, when the spec asks for what the runtime has not (experts, latent attention,
+/// ALiBi, prediction modules) or its sizes do not fit together; when a sequence is longer than spec.context.
+class TransformerImpl : public torch::nn::Module {
+ public:
+  explicit TransformerImpl(model::ModelSpec spec, TransformerOptions options = {});
+
+  /// tokens [B, T] int64 -> hidden states after the final norm [B, T, D].
+  at::Tensor forward(const at::Tensor& tokens, const nn::TokenPlace& place = {});
+  /// [B, T] -> [B, T, V], in the model's dtype.
+  at::Tensor logits(const at::Tensor& tokens);
+  /// Sum of the cross-entropy of all positions (targets [B, T] int64), and how many count. Divide by one global count.
+  nn::LossSum loss_sum(const at::Tensor& tokens, const at::Tensor& targets, int64_t ignore_index = kIgnoreIndex,
+                       const nn::TokenPlace& place = {});
+
+  /// The parts of forward, for those who run them apart. positions are place.first_position + 0 .. T-1.
+  at::Tensor embed(const at::Tensor& tokens, const nn::TokenPlace& place);
+  BlockInputs block_inputs(int64_t tokens, const nn::TokenPlace& place);
+  /// [V, D]: the head's weight, or the embedding's when tied.
+  const at::Tensor& head_weight() const;
+
+  const model::ModelSpec& spec() const { return spec_; }
+  const TransformerOptions& options() const { return options_; }
+
+  nn::Embedding tok{nullptr}, pos{nullptr};
+  nn::Norm tok_norm{nullptr}, norm{nullptr};
+  std::vector<Block> layers;
+  nn::Linear head{nullptr};  ///< null when tied
+
+ private:
+  void initialise();
+
+  model::ModelSpec spec_;
+  TransformerOptions options_;
+  nn::Dropout embedding_dropout_;
+  nn::RopeTable rope_;  ///< grows to the longest sequence seen
+};
+TORCH_MODULE(Transformer);
+
+}  // namespace weft::models

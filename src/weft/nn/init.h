@@ -1,0 +1,18 @@
+// Initial weights as a pure function of (seed, parameter name, global element index).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string_view>
+
+#include "weft/model/spec.h"
+
+namespace weft::nn {
+
+/// Writes elements begin .. begin + slice.numel() - 1 (row-major in the global tensor) of parameter `name` into `slice`
+/// (any shape, contiguous, CPU, floating point). Draws are fp64 Philox normals, rounded once to the dtype: any cut of a
+/// parameter over any number of ranks gives the same numbers.
+void init_parameter(std::string_view name, const model::InitRule& rule, uint64_t seed, int64_t begin, at::Tensor slice);
+
+}  // namespace weft::nn
