@@ -1,7 +1,9 @@
-#include "weft/cli/command.h"
+#include "weft/cli/planner_commands.h"
 
 namespace weft::cli {
 
-void add_planner_commands(CLI::App&) {}
+void add_planner_commands(CLI::App& app) {
+  add_estimate(app);
+}
 
 }  // namespace weft::cli

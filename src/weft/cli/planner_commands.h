@@ -1,0 +1,10 @@
+// The commands of the torch-free half, one file each.
+#pragma once
+
+#include "weft/cli/command.h"
+
+namespace weft::cli {
+
+void add_estimate(CLI::App& app);
+
+}  // namespace weft::cli

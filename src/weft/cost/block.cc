@@ -1,0 +1,340 @@
+#include "weft/cost/block.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace weft::cost {
+namespace {
+
+using machine::Software;
+
+/// Widths of one block on one tensor-parallel rank.
+struct Widths {
+  double q = 0, kv = 0, value = 0, heads = 0, head_dim = 0;
+};
+
+Widths widths_of(const model::AttentionSpec& attention, double tp) {
+  Widths widths;
+  widths.heads = static_cast<double>(attention.heads) / tp;
+  if (attention.latent) {
+    const model::LatentAttention& latent = *attention.latent;
+    widths.head_dim = static_cast<double>(latent.qk_nope_dim + latent.qk_rope_dim);
+    widths.q = widths.heads * widths.head_dim;
+    widths.kv = widths.q;
+    widths.value = widths.heads * static_cast<double>(latent.v_dim);
+    return widths;
+  }
+  widths.head_dim = static_cast<double>(attention.head_dim);
+  widths.q = widths.heads * widths.head_dim;
+  // Fewer KV heads than tensor-parallel ranks: every rank keeps one.
+  widths.kv = std::max(1.0, static_cast<double>(attention.kv_heads) / tp) * widths.head_dim;
+  widths.value = widths.q;
+  return widths;
+}
+
+/// Tokens that one query looks at on average.
+double reach(const model::AttentionSpec& attention, double sequence, bool causal) {
+  double tokens = causal ? sequence / 2 : sequence;
+  if (attention.window > 0) tokens = std::min(tokens, static_cast<double>(attention.window));
+  return tokens;
+}
+
+/// Adds the three products of a linear layer: y = x W^T, dx = dy W, dW = dy^T x.
+void add_linear(BlockWork& work, double tokens, double out, double in, const Context& context, double batch = 1, bool trainable = true) {
+  const bool low = context.low_precision;
+  work.forward.gemm += gemm_time({tokens, out, in, batch}, context.rates, low);
+  work.input.gemm += gemm_time({tokens, in, out, batch}, context.rates, low);
+  // Accumulation in fp32 reads and writes 4 bytes each.
+  if (trainable && !context.software->frozen_base) {
+    work.weight.gemm += gemm_time({out, in, tokens, batch}, context.rates, low, context.software->fp32_gradients ? 8.0 : 4.0);
+    work.weight.launches += 1;
+  }
+  work.forward.launches += 1;
+  work.input.launches += 1;
+  if (!low) return;
+  // Casts of the input (and its transpose, which Hopper needs) and of the output gradient.
+  const double copies = context.generation == 9 ? 2 : 1;
+  const double passes = context.software->fp8_scale_passes;
+  work.forward.memory += stream_time(tokens * batch * in * (2 * passes + copies), context.rates);
+  work.input.memory += stream_time(tokens * batch * out * (2 * passes + copies), context.rates);
+  work.forward.launches += 1;
+  work.input.launches += 1;
+}
+
+void add_latent_projections(BlockWork& work, const model::AttentionSpec& attention, double hidden, const Context& context) {
+  const model::LatentAttention& latent = *attention.latent;
+  const double tp = context.tp.ranks, heads = static_cast<double>(attention.heads) / tp, tokens = context.tokens;
+  const double qk = static_cast<double>(latent.qk_nope_dim + latent.qk_rope_dim);
+  if (latent.q_lora_rank > 0) {
+    add_linear(work, context.norm_tokens(), static_cast<double>(latent.q_lora_rank), hidden, context);
+    add_linear(work, tokens, heads * qk, static_cast<double>(latent.q_lora_rank), context);
+  } else {
+    add_linear(work, tokens, heads * qk, hidden, context);
+  }
+  add_linear(work, context.norm_tokens(), static_cast<double>(latent.kv_lora_rank + latent.qk_rope_dim), hidden, context);
+  add_linear(work, tokens, heads * static_cast<double>(latent.qk_nope_dim + latent.v_dim), static_cast<double>(latent.kv_lora_rank), context);
+  add_linear(work, tokens, hidden, heads * static_cast<double>(latent.v_dim), context);
+}
+
+double head_size_share(double head_dim) {
+  // Exponentials per FLOP grow as heads shrink; very wide heads leave few blocks in registers.
+  if (head_dim <= 64) return 0.80;
+  if (head_dim <= 96) return 0.90;
+  return head_dim <= 192 ? 1.0 : 0.85;
+}
+
+void add_flash_attention(BlockWork& work, const model::AttentionSpec& attention, const Widths& widths, const Context& context) {
+  const double tokens_seen = reach(attention, context.sequence, true) + 64;  // half a 128-wide diagonal tile is wasted
+  const double flops = 2 * context.tokens * tokens_seen * (widths.q + widths.value);
+  const double share = head_size_share(widths.head_dim) * (context.software->matched_attention ? 1.0 : context.tuning->older_attention);
+  const double rate = context.rates.matmul / context.tuning->gemm_share * share;
+  work.forward.attention += flops / (rate * context.tuning->attention_forward) + context.rates.gap;
+  work.input.attention += 2.5 * flops / (rate * context.tuning->attention_backward) + 2 * context.rates.gap;
+  work.forward.launches += 1;
+  work.input.launches += 3;
+}
+
+/// Scores, softmax and dropout in memory: two batched products and passes over heads x s x s elements.
+void add_unfused_attention(BlockWork& work, const Widths& widths, const Context& context) {
+  const double s = context.sequence, sequences = context.tokens / s;
+  const double batch = std::max(1.0, widths.heads * sequences);
+  const Gemm scores{s, s, widths.head_dim, batch}, values{s, widths.head_dim, s, batch};
+  const Rates& rates = context.rates;
+  work.forward.attention += gemm_time(scores, rates, false) + gemm_time(values, rates, false);
+  work.input.attention += 2 * gemm_time(values, rates, false) + gemm_time(scores, rates, false) + gemm_time(values, rates, false);
+  const double elements = batch * s * s;
+  const double dropout = context.software->dropout ? 1 : 0;
+  const bool eager = context.software->kernels == Software::Kernels::eager;
+  // Forward: softmax reads and writes 2 bytes (eager: separate scale, mask and softmax), dropout 2 + 2 + mask.
+  work.forward.attention += stream_time(elements * ((eager ? 14 : 4) + 5 * dropout), rates);
+  work.input.attention += stream_time(elements * ((eager ? 16 : 6) + 5 * dropout), rates);
+  // Heads are moved out of and back into the sequence layout.
+  work.forward.memory += stream_time(8 * context.tokens * (widths.q + widths.kv), rates);
+  work.input.memory += stream_time(8 * context.tokens * (widths.q + widths.kv), rates);
+  work.forward.launches += eager ? 12 : 9;
+  work.input.launches += eager ? 20 : 14;
+}
+
+void add_attention(BlockWork& work, const model::AttentionSpec& attention, double hidden, const Context& context) {
+  const double tp = context.tp.ranks;
+  const Widths widths = widths_of(attention, tp);
+  const double core_forward = work.forward.attention;
+  if (attention.latent) add_latent_projections(work, attention, hidden, context);
+  else {
+    add_linear(work, context.tokens, widths.q + 2 * widths.kv, hidden, context);
+    add_linear(work, context.tokens, hidden, widths.q, context);
+  }
+  if (context.software->attention == Software::Attention::flash) add_flash_attention(work, attention, widths, context);
+  else add_unfused_attention(work, widths, context);
+  if (context.layout->recompute == layout::Recompute::attention) work.recompute.attention += work.forward.attention - core_forward;
+  if (context.cp.ranks > 1) {
+    // Keys and values visit every rank of the ring, hidden behind the attention of the chunk at hand, the first excepted.
+    const double bytes = 2 * context.tokens * 2 * widths.kv * context.cp.ranks;
+    const double forward = all_gather_time(bytes, context.cp), backward = 2 * forward;
+    work.forward.cp += std::max(forward / context.cp.ranks, forward - work.forward.attention);
+    work.input.cp += std::max(backward / context.cp.ranks, backward - work.input.attention);
+  }
+}
+
+void add_mlp(BlockWork& work, double hidden, double ffn, const model::MlpSpec& mlp, const Context& context, double tokens, double batch) {
+  add_linear(work, tokens, mlp.gated ? 2 * ffn : ffn, hidden, context, batch);
+  add_linear(work, tokens, hidden, ffn, context, batch);
+  const bool eager = context.software->kernels == Software::Kernels::eager;
+  const double elements = tokens * batch * ffn;
+  work.forward.memory += stream_time(elements * (mlp.gated ? (eager ? 10 : 6) : 4), context.rates);
+  work.input.memory += stream_time(elements * (mlp.gated ? (eager ? 16 : 10) : 6), context.rates);
+  work.forward.launches += eager ? 2 : 1;
+  work.input.launches += eager ? 4 : 1;
+}
+
+void add_moe(BlockWork& work, const model::MoeSpec& moe, const model::MlpSpec& mlp, double hidden, const Context& context) {
+  const layout::Layout& layout = *context.layout;
+  const double experts = static_cast<double>(moe.experts) / static_cast<double>(layout.ep);
+  // Rows that arrive at one rank: its share of all chosen (token, expert) pairs, times the imbalance of the fullest rank.
+  const double rows = context.tokens / context.tp.ranks * static_cast<double>(moe.top_k) * static_cast<double>(layout.etp) * context.tuning->expert_imbalance;
+  add_mlp(work, hidden, static_cast<double>(moe.expert_ffn) / static_cast<double>(layout.etp), mlp, context, rows / experts, experts);
+  if (moe.shared_ffn > 0) add_mlp(work, hidden, static_cast<double>(moe.shared_ffn) / context.tp.ranks, mlp, context, context.tokens, 1);
+  add_linear(work, context.norm_tokens(), static_cast<double>(moe.experts), hidden, context);
+  // Permute and unpermute: rows are read and written before and after the experts, and weighted on the way back.
+  work.forward.memory += stream_time(rows * hidden * 10, context.rates);
+  work.input.memory += stream_time(rows * hidden * 12, context.rates);
+  work.forward.launches += 20;
+  work.input.launches += 25;
+  const double bytes = 2 * rows * hidden, dispatch = bytes * (context.low_precision ? 0.75 : 1.0);
+  const double exchange = (all_to_all_time(dispatch, context.ep) + all_to_all_time(bytes, context.ep)) / context.tuning->dispatch_share;
+  if (context.ep.ranks > 1) {
+    work.forward.ep += exchange;
+    work.input.ep += exchange;
+  }
+}
+
+/// Norms, residual sums, dropout and rotary embedding.
+void add_elementwise(BlockWork& work, const model::BlockSpec& block, double hidden, const Context& context) {
+  const bool eager = context.software->kernels == Software::Kernels::eager;
+  const double rows = context.norm_tokens(), norms = block.norms;
+  const double norm_forward = eager && !context.layer_norm ? 28 : 4, norm_backward = eager && !context.layer_norm ? 40 : 7;
+  work.forward.memory += norms * stream_time(rows * hidden * norm_forward, context.rates);
+  work.input.memory += norms * stream_time(rows * hidden * norm_backward, context.rates);
+  const double mask = context.software->dropout ? 1 : 0;
+  work.forward.memory += 2 * stream_time(rows * hidden * (6 + mask), context.rates);
+  work.input.memory += 2 * stream_time(rows * hidden * (6 + 5 * mask), context.rates);
+  work.forward.launches += norms * (eager ? 6 : 1) + 2;
+  work.input.launches += norms * (eager ? 10 : 2) + 4;
+  if (context.layer_norm) return;
+  const Widths widths = widths_of(block.attention, context.tp.ranks);
+  const double rotated = context.tokens * (widths.q + widths.kv) * (eager ? 16 : 4);
+  work.forward.memory += stream_time(rotated, context.rates);
+  work.input.memory += stream_time(rotated, context.rates);
+  work.forward.launches += eager ? 10 : 2;
+  work.input.launches += eager ? 14 : 2;
+}
+
+/// Exposed part of communication that is split into pieces and overlapped with `compute`.
+double exposed(double communication, double compute, const Context& context) {
+  if (!context.software->overlap_tp) return communication;
+  const double hidden = std::min(communication * context.tuning->tp_overlap_hidden, compute);
+  return communication - hidden;
+}
+
+void add_tensor_parallel(BlockWork& work, double hidden, bool dense, const Context& context) {
+  if (context.tp.ranks <= 1) return;
+  const double bytes = 2 * context.tokens * hidden;
+  const double pairs = dense ? 2 : 1;  // experts exchange tokens instead
+  double forward, backward;
+  if (context.layout->sequence_parallel) {
+    forward = backward = pairs * 2 * all_gather_time(bytes, context.tp);
+    // The input is gathered again for the weight gradient, behind the input gradient's product.
+    backward += std::max(0.0, pairs * all_gather_time(bytes, context.tp) - work.input.gemm);
+  } else {
+    forward = backward = pairs * all_reduce_time(bytes, context.tp);
+  }
+  work.forward.tp += exposed(forward, work.forward.gemm, context);
+  work.input.tp += exposed(backward, work.input.gemm + work.weight.gemm, context);
+  work.forward.launches += 4;
+  work.input.launches += 6;
+}
+
+void add_recompute(BlockWork& work, const Context& context) {
+  switch (context.layout->recompute) {
+    case layout::Recompute::full: work.recompute = work.forward; break;
+    case layout::Recompute::half: work.recompute = 0.5 * work.forward; break;
+    default: break;
+  }
+}
+
+}  // namespace
+
+Work& Work::operator+=(const Work& other) {
+  gemm += other.gemm;
+  attention += other.attention;
+  memory += other.memory;
+  tp += other.tp;
+  cp += other.cp;
+  ep += other.ep;
+  launches += other.launches;
+  return *this;
+}
+
+Work operator*(double factor, Work work) {
+  return {factor * work.gemm, factor * work.attention, factor * work.memory, factor * work.tp, factor * work.cp, factor * work.ep, factor * work.launches};
+}
+
+Context Context::of(const layout::Layout& layout, const machine::Machine& machine, const machine::Software& software, const Tuning& tuning, double sequence,
+                    machine::Precision precision, bool layer_norm) {
+  Context context;
+  context.layout = &layout;
+  context.software = &software;
+  context.tuning = &tuning;
+  context.rates = Rates::of(machine.device, precision, tuning);
+  context.tp = group_of(machine, layout.tp, 1, tuning);
+  context.cp = group_of(machine, layout.cp, layout.tp, tuning);
+  context.ep = group_of(machine, layout.ep, layout.etp, tuning);
+  context.sequence = sequence;
+  context.tokens = sequence * static_cast<double>(layout.micro_batch) / static_cast<double>(layout.cp);
+  context.low_precision = precision == machine::Precision::fp8 || precision == machine::Precision::fp4;
+  context.layer_norm = layer_norm;
+  context.generation = machine.device.generation;
+  return context;
+}
+
+double Context::norm_tokens() const { return layout->sequence_parallel ? tokens / tp.ranks : tokens; }
+
+BlockWork block_work(const model::BlockSpec& block, double hidden, const Context& context) {
+  BlockWork work;
+  add_attention(work, block.attention, hidden, context);
+  if (block.moe) add_moe(work, *block.moe, block.mlp, hidden, context);
+  else add_mlp(work, hidden, static_cast<double>(block.mlp.ffn) / context.tp.ranks, block.mlp, context, context.tokens, 1);
+  add_elementwise(work, block, hidden, context);
+  add_tensor_parallel(work, hidden, !block.moe, context);
+  add_recompute(work, context);
+  return work;
+}
+
+BlockWork head_work(double hidden, double vocab, const Context& context) {
+  Context wide = context;
+  wide.low_precision = false;  // the head stays in 16 bit
+  BlockWork work;
+  const double columns = vocab / context.tp.ranks;
+  add_linear(work, context.tokens, columns, hidden, wide);
+  // Fused: one pass forward, one in place backward. Otherwise an fp32 copy, maximum, exponential, sum, gradient, cast.
+  const double elements = context.tokens * columns;
+  work.forward.memory += stream_time(elements * (context.software->fused_loss ? 4 : 14), context.rates);
+  work.input.memory += stream_time(elements * (context.software->fused_loss ? 4 : 14), context.rates);
+  if (context.tp.ranks > 1) {
+    work.forward.tp += 3 * all_reduce_time(4 * context.tokens, context.tp) + all_gather_time(2 * context.tokens * hidden, context.tp);
+    work.input.tp += all_gather_time(2 * context.tokens * hidden, context.tp);
+  }
+  work.forward.launches += 10;
+  work.input.launches += 10;
+  return work;
+}
+
+BlockWork embedding_work(double hidden, double, const Context& context) {
+  BlockWork work;
+  work.forward.memory += stream_time(context.tokens * hidden * 8, context.rates);
+  work.weight.memory += stream_time(context.tokens * hidden * 12, context.rates);
+  if (context.tp.ranks > 1) work.forward.tp += all_reduce_time(2 * context.tokens * hidden, context.tp);
+  work.forward.launches += 5;
+  work.weight.launches += 5;
+  return work;
+}
+
+double block_linear_flops(const model::BlockSpec& block, double hidden) {
+  const model::AttentionSpec& attention = block.attention;
+  double weights = 0;
+  if (attention.latent) {
+    const model::LatentAttention& latent = *attention.latent;
+    const double heads = static_cast<double>(attention.heads), qk = static_cast<double>(latent.qk_nope_dim + latent.qk_rope_dim);
+    const double q_rank = static_cast<double>(latent.q_lora_rank), kv_rank = static_cast<double>(latent.kv_lora_rank);
+    weights += q_rank > 0 ? hidden * q_rank + q_rank * heads * qk : hidden * heads * qk;
+    weights += hidden * (kv_rank + static_cast<double>(latent.qk_rope_dim)) + kv_rank * heads * static_cast<double>(latent.qk_nope_dim + latent.v_dim);
+    weights += hidden * heads * static_cast<double>(latent.v_dim);
+  } else {
+    weights += 2 * hidden * static_cast<double>((attention.heads + attention.kv_heads) * attention.head_dim);
+  }
+  const double matrices = block.mlp.gated ? 3 : 2;
+  if (block.moe) {
+    weights += matrices * hidden * static_cast<double>(block.moe->top_k * block.moe->expert_ffn + block.moe->shared_ffn);
+    weights += hidden * static_cast<double>(block.moe->experts);
+  } else {
+    weights += matrices * hidden * static_cast<double>(block.mlp.ffn);
+  }
+  return 2 * weights;
+}
+
+double block_attention_flops(const model::BlockSpec& block, double sequence, bool causal) {
+  const Widths widths = widths_of(block.attention, 1);
+  return 2 * reach(block.attention, sequence, causal) * (widths.q + widths.value);
+}
+
+double training_flops(const model::ModelSpec& spec, double sequence, bool causal) {
+  const double hidden = static_cast<double>(spec.hidden);
+  double forward = 2 * hidden * static_cast<double>(spec.vocab);
+  for (const model::BlockSpec& block : spec.blocks) forward += block_linear_flops(block, hidden) + block_attention_flops(block, sequence, causal);
+  if (spec.mtp_layers > 0)
+    forward += static_cast<double>(spec.mtp_layers) *
+               (block_linear_flops(spec.blocks.back(), hidden) + block_attention_flops(spec.blocks.back(), sequence, causal) + 4 * hidden * hidden + 2 * hidden * static_cast<double>(spec.vocab));
+  return 3 * forward;
+}
+
+}  // namespace weft::cost

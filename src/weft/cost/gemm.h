@@ -1,0 +1,42 @@
+// Time of matrix products and memory-bound kernels on one device.
+#pragma once
+
+#include <cstdint>
+
+#include "weft/cost/tuning.h"
+#include "weft/machine/device.h"
+
+namespace weft::cost {
+
+/// C[m, n] = A[m, k] B[k, n].
+struct Gemm {
+  double m = 0, n = 0, k = 0;
+  double batch = 1;  ///< independent products of this size in one launch (grouped experts)
+
+  double flops() const { return 2.0 * m * n * k * batch; }
+};
+
+/// A device prepared for many evaluations.
+struct Rates {
+  double matmul = 0;       ///< FLOP/s of the largest 16-bit products
+  double matmul_low = 0;   ///< the same in fp8 / fp4 where asked for, else equal to matmul
+  double memory = 0;       ///< B/s that streaming kernels reach
+  double multiprocessors = 1;
+  double gap = 0;          ///< s lost per kernel on the device, with a full queue
+  double k_half = 0;
+  double k_half_low = 0;
+
+  static Rates of(const machine::Device& device, machine::Precision precision, const Tuning& tuning);
+};
+
+/// Share of the largest products' rate that an m x n x k product reaches: tile and wave quantisation (the last wave of
+/// tiles fills only some multiprocessors) times k / (k + k_half), the pipeline's fill. Best of the usual tile sizes.
+double gemm_efficiency(const Gemm& gemm, double multiprocessors, double k_half);
+
+/// Seconds: the slower of arithmetic and memory, plus the gap. `out_bytes` per element of C (8 when it accumulates in fp32).
+double gemm_time(const Gemm& gemm, const Rates& rates, bool low_precision, double out_bytes = 2.0);
+
+/// Seconds of a kernel that streams `bytes`.
+double stream_time(double bytes, const Rates& rates);
+
+}  // namespace weft::cost

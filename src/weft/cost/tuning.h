@@ -1,0 +1,50 @@
+// Every constant of the cost model that is not a data-sheet value, in one table with its origin.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace weft::cost {
+
+/// Values that were measured or adjusted. Everything else in cost/ follows from data sheets and arithmetic.
+struct Tuning {
+  double gemm_share = 0.93;
+  double gemm_k_half = 320.0;
+  double fp8_share = 0.92;
+  double attention_forward = 0.70;
+  double attention_backward = 0.55;
+  double older_attention = 0.62;
+  double memory_share = 0.82;
+  double kernel_gap_us = 2.5;
+  double host_op_us = 9.0;
+  double checkpoint_host_us = 600.0;
+  double link_share = 0.80;
+  double nic_share = 0.85;
+  double overlap_slowdown = 0.10;
+  double tp_overlap_hidden = 0.65;
+  double step_fixed_ms = 15.0;
+  double straggler = 0.004;
+  double expert_imbalance = 1.05;
+  double dispatch_share = 0.75;
+  // Memory.
+  double context_gib = 0.6;
+  double reserve_share = 0.05;
+  double fit_sigma = 0.05;
+};
+
+/// Where a constant comes from.
+struct TunedConstant {
+  const char* name;
+  double Tuning::*value;
+  const char* unit;
+  const char* meaning;
+  const char* origin;
+};
+
+/// The table. A test holds its length at 25 or less.
+const std::vector<TunedConstant>& tuned_constants();
+
+/// Sets one constant by name; throws ConfigError with the names if there is none.
+void set_constant(Tuning& tuning, const std::string& name, double value);
+
+}  // namespace weft::cost

@@ -1,0 +1,42 @@
+// Machine: a device with its node, links and network; the software that runs on it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "weft/machine/device.h"
+
+namespace weft::machine {
+
+/// A cluster of equal nodes.
+struct Machine {
+  Device device;
+  int64_t node_devices = 8;      ///< devices that share one host
+  int64_t link_domain = 8;       ///< devices that reach each other over NVLink or the like
+  double nic_gbits = 400;        ///< per device
+  double oversubscription = 1.0; ///< bandwidth is divided by this for traffic that leaves a pod of `pod_devices`
+  int64_t pod_devices = 0;       ///< 0: no oversubscribed tier
+
+  static Machine of(const std::string& device_name);
+};
+
+/// What the training software does; it decides launch cost, fusion and overlap, so it is an input like the hardware.
+struct Software {
+  enum class Kernels { eager, fused };          ///< eager: one kernel per tensor operation; fused: compiler or hand-written
+  enum class Attention { unfused, flash };      ///< unfused: scores in memory
+  Kernels kernels = Kernels::fused;
+  Attention attention = Attention::flash;
+  bool matched_attention = true;  ///< the attention kernel is written for this generation (FlashAttention-3, cuDNN) or an older one
+  bool overlap_tp = false;        ///< tensor-parallel communication is split and overlapped with the products
+  bool overlap_pp = true;         ///< sends and receives do not block
+  bool overlap_dp = true;         ///< gradient reduction under the backward, parameter gather under the forward
+  bool fused_loss = false;        ///< cross entropy in place, without an fp32 copy of the logits
+  bool fp32_gradients = true;     ///< gradients are accumulated and reduced in fp32
+  bool frozen_base = false;       ///< adapters only: no weight gradients, no optimizer for the base model
+  bool dropout = false;
+  bool python_checkpoint = false; ///< recompute through a Python autograd function that saves and restores random state
+  bool graphs = false;            ///< captured launches: the host is never the limit
+  double fp8_scale_passes = 1.0;  ///< passes over GEMM inputs to find scales: 1 delayed or fused, more for row-wise scaling
+};
+
+}  // namespace weft::machine

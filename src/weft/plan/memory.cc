@@ -1,0 +1,184 @@
+// Peak memory of every pipeline stage in closed form.
+#include <algorithm>
+#include <cmath>
+
+#include "weft/cost/memory.h"
+#include "weft/plan/estimate.h"
+
+namespace weft::plan {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+
+/// Parameters and activations of one stage: what its layers add up to.
+struct StageShare {
+  double dense = 0, expert = 0;      ///< parameters on one rank, unsharded over data parallelism
+  double kept = 0;                   ///< activations of one micro-batch over all chunks of the stage
+  double largest_block = 0;          ///< activations of the largest block, alive while it is recomputed
+  double largest_matrix = 0;         ///< parameters of the largest matrix product, for its weight gradient
+  double largest_unit = 0;           ///< parameters of the largest block
+  double backward = 0;               ///< gradients inside a block's backward that are alive at once
+};
+
+struct Shares {
+  std::vector<StageShare> stages;
+  double embedding = 0, head = 0;
+};
+
+cost::ActivationShape shape_of(const Job& job, const cost::Tuning& tuning) {
+  const layout::Layout& layout = job.layout;
+  cost::ActivationShape shape;
+  shape.sequence = static_cast<double>(job.sequence);
+  shape.tokens = shape.sequence * static_cast<double>(layout.micro_batch) / static_cast<double>(layout.cp);
+  shape.tp = static_cast<double>(layout.tp);
+  shape.sequence_parallel = layout.sequence_parallel;
+  shape.low_precision = job.precision == machine::Precision::fp8 || job.precision == machine::Precision::fp4;
+  shape.etp = static_cast<double>(layout.etp);
+  shape.imbalance = tuning.expert_imbalance;
+  return shape;
+}
+
+double fc1_parameters(const model::BlockSpec& block, double hidden, const layout::Layout& layout) {
+  const double matrices = block.mlp.gated ? 2 : 1;
+  if (block.moe) {
+    const double experts = static_cast<double>(block.moe->experts) / static_cast<double>(layout.ep);
+    return matrices * hidden * experts * static_cast<double>(block.moe->expert_ffn) / static_cast<double>(layout.etp);
+  }
+  return matrices * hidden * static_cast<double>(block.mlp.ffn) / static_cast<double>(layout.tp);
+}
+
+Shares shares_of(const Job& job, const cost::ActivationShape& shape) {
+  const layout::Layout& layout = job.layout;
+  const bool flash = job.software.attention == machine::Software::Attention::flash;
+  Shares shares;
+  shares.stages.resize(static_cast<size_t>(layout.pp));
+  const std::vector<int64_t> split = layout::split_layers(static_cast<int64_t>(job.model.kind_of_layer.size()), layout.pp, layout.chunks);
+  size_t layer = 0;
+  for (size_t part = 0; part < split.size(); ++part) {
+    StageShare& stage = shares.stages[part % shares.stages.size()];
+    for (int64_t i = 0; i < split[part]; ++i, ++layer) {
+      const ModelSummary::Kind& kind = job.model.kinds[static_cast<size_t>(job.model.kind_of_layer[layer])];
+      const double dense = kind.dense_parameters / static_cast<double>(layout.tp) + kind.replicated;
+      const double expert = kind.expert_parameters / static_cast<double>(layout.ep * layout.etp);
+      const cost::BlockBytes bytes = cost::block_bytes(kind.block, job.model.hidden, job.model.layer_norm, shape, job.software);
+      stage.dense += dense;
+      stage.expert += expert;
+      stage.kept += cost::kept_bytes(bytes, job.model.hidden, shape, layout.recompute, flash);
+      stage.largest_block = std::max(stage.largest_block, bytes.total());
+      stage.largest_unit = std::max(stage.largest_unit, dense + expert);
+      stage.largest_matrix = std::max(stage.largest_matrix, fc1_parameters(kind.block, job.model.hidden, layout));
+      const double width = bytes.mlp + bytes.experts;
+      stage.backward = std::max(stage.backward, 2.0 / 3 * width + 2 * shape.tokens * job.model.hidden);
+    }
+  }
+  const double tp = static_cast<double>(layout.tp);
+  shares.embedding = job.model.embedding_parameters / tp;
+  shares.head = job.model.head_parameters / tp;
+  shares.stages.front().dense += shares.embedding;
+  if (!job.model.tied || layout.pp > 1) shares.stages.back().dense += shares.head;
+  if (job.model.mtp_layers > 0) {
+    const ModelSummary::Kind& kind = job.model.kinds.back();
+    shares.stages.back().dense += job.model.mtp_layers * (kind.dense_parameters / tp + kind.replicated);
+    shares.stages.back().expert += job.model.mtp_layers * kind.expert_parameters / static_cast<double>(layout.ep * layout.etp);
+  }
+  return shares;
+}
+
+/// Weights 16 bit and fp32 gradients (Megatron); FSDP keeps fp32 parameters and gathers 16-bit copies.
+cost::StateBytes state_bytes(const Job& job) {
+  cost::StateBytes state;
+  state.gradient = job.software.fp32_gradients ? 4 : 2;
+  if (job.precision == machine::Precision::fp16 && job.software.fp32_gradients) state.gradient = 4;
+  if (job.layout.zero == 3) return {4, 4, 8};
+  return state;
+}
+
+void fill_states(Memory& memory, const Job& job, const StageShare& stage) {
+  const layout::Layout& layout = job.layout;
+  const cost::StateBytes state = state_bytes(job);
+  if (job.software.frozen_base) {
+    memory.weights = 2 * (stage.dense + stage.expert) / (layout.zero == 3 ? static_cast<double>(layout.shard_ranks()) : 1);
+    return;
+  }
+  const double dense = static_cast<double>(layout.shard_ranks()), expert = static_cast<double>(std::max<int64_t>(1, layout.expert_dp()));
+  const auto share = [&](double bytes, int from) {
+    return layout.zero >= from ? bytes * (stage.dense / dense + stage.expert / expert) : bytes * (stage.dense + stage.expert);
+  };
+  memory.weights = share(state.weight, 3);
+  memory.gradients = share(state.gradient, 2);
+  memory.optimizer = share(state.optimizer, 1);
+}
+
+/// Peak of one stage: the larger of the loss (last stage) and the backward of the last block.
+Memory stage_peak(const Job& job, const cost::Tuning& tuning, const cost::ActivationShape& shape, const Shares& shares, int64_t index) {
+  const layout::Layout& layout = job.layout;
+  const StageShare& stage = shares.stages[static_cast<size_t>(index)];
+  Memory memory;
+  memory.stage = index;
+  fill_states(memory, job, stage);
+  const double tp = shape.tp, outer = shape.sequence_parallel ? tp : 1;
+  const double flight = cost::in_flight(layout.schedule, layout.pp, layout.chunks, std::max<int64_t>(1, layout.micro_batches()), index);
+  memory.activations = flight * stage.kept;
+  const bool first = index == 0, last = index == layout.pp - 1;
+  if (first) memory.activations += flight * 2 * shape.tokens * job.model.hidden / outer;
+
+  double backward = stage.backward;
+  if (layout.recompute != layout::Recompute::none && layout.recompute != layout::Recompute::attention) backward += stage.largest_block;
+  if (job.software.fp32_gradients && !job.software.frozen_base && layout.zero < 3) backward += 4 * stage.largest_matrix;
+  if (layout.zero == 3) backward += (2 * 2 + 2 + 4) * stage.largest_unit;  // two units gathered, one whole gradient and its fp32 copy
+  double loss = 0;
+  if (last) {
+    const double elements = shape.tokens * job.model.vocab / tp;
+    const double head = 2 * shares.head;
+    loss = (job.software.fused_loss ? 10 : 12) * elements + 3 * 2 * shape.tokens * job.model.hidden;
+    if (layout.zero == 3) loss += head;  // the gathered head
+    // Its weight gradient and the logits' gradient are still alive when the last block's backward starts.
+    backward += head + 2 * elements;
+    memory.logits = loss > backward ? loss : 0;
+  }
+  memory.transient = std::max(loss, backward) - memory.logits;
+  memory.reserve = memory.allocated() * tuning.reserve_share;
+  memory.context = tuning.context_gib * kGiB;
+  int communicators = 0;
+  for (const int64_t degree : {layout.tp, layout.cp, layout.dp, layout.pp, layout.ep}) communicators += degree > 1;
+  // NCCL keeps channel buffers per communicator: 0.5 to 0.7 GB were reported on A100.
+  memory.context += 0.55e9 * communicators;
+  return memory;
+}
+
+}  // namespace
+
+double fit_probability(double needed, double capacity, double sigma) { return 0.5 * std::erfc((needed - capacity) / (sigma * needed) / std::sqrt(2.0)); }
+
+std::vector<Memory> stage_memory(const Job& job, const cost::Tuning& tuning) {
+  const cost::ActivationShape shape = shape_of(job, tuning);
+  const Shares shares = shares_of(job, shape);
+  std::vector<Memory> stages;
+  for (int64_t index = 0; index < job.layout.pp; ++index) {
+    stages.push_back(stage_peak(job, tuning, shape, shares, index));
+    stages.back().fit_probability = fit_probability(stages.back().device(), job.machine.device.memory_gib * kGiB, tuning.fit_sigma);
+  }
+  return stages;
+}
+
+Memory peak_memory(const Job& job, const cost::Tuning& tuning) {
+  const std::vector<Memory> stages = stage_memory(job, tuning);
+  return *std::max_element(stages.begin(), stages.end(), [](const Memory& a, const Memory& b) { return a.allocated() < b.allocated(); });
+}
+
+Estimate estimate(const Job& job, const cost::Tuning& tuning) {
+  Estimate out;
+  out.memory = peak_memory(job, tuning);
+  out.time = step_time(job, tuning);
+  const double tokens = static_cast<double>(job.sequence * job.layout.global_batch), devices = static_cast<double>(job.layout.devices());
+  out.tokens_per_second = tokens / out.time.step;
+  out.tokens_per_second_per_device = out.tokens_per_second / devices;
+  const double peak = 1e12 * machine::peak_tflops(job.machine.device, job.precision);
+  out.mfu = out.tokens_per_second_per_device * job.model.training_flops_causal / peak;
+  out.mfu_full = out.tokens_per_second_per_device * job.model.training_flops_full / peak;
+  const double again = job.layout.recompute == layout::Recompute::full ? 4.0 / 3 : job.layout.recompute == layout::Recompute::half ? 7.0 / 6 : 1.0;
+  out.hfu = out.mfu * again;
+  return out;
+}
+
+}  // namespace weft::plan

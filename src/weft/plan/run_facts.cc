@@ -1,0 +1,116 @@
+#include "weft/plan/run_facts.h"
+
+#include <algorithm>
+#include <cctype>
+#include <regex>
+
+#include "weft/cost/memory.h"
+#include "weft/plan/runs.h"
+
+namespace weft::plan {
+namespace {
+
+bool has(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
+
+/// First year in which training stacks overlapped data- and pipeline-parallel communication by default and used flash kernels.
+constexpr double kModernYear = 2023;
+
+}  // namespace
+
+std::string lower_case(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+bool is_gpt(const RunRow& row) {
+  const std::string family = lower_case(row.text("model"));
+  if (has(family, "oss")) return false;
+  for (const char* name : {"gpt", "bloom", "opt", "mpt", "mt-nlg", "pythia", "neox", "falcon"})
+    if (has(family, name)) return true;
+  for (const char* name : {"llama", "qwen", "mistral", "mixtral", "deepseek", "nemotron", "gemma", "internlm", "kimi", "olmo"})
+    if (has(family, name)) return false;
+  return row.integer("ffn_hidden") == 4 * row.integer("hidden");
+}
+
+machine::Machine machine_of_run(const RunRow& row) {
+  machine::Machine machine = machine::Machine::of(row.text("gpu"));
+  const int64_t node = row.integer("node_gpus", machine.node_devices);
+  if (node != machine.node_devices && machine.link_domain <= machine.node_devices) machine.link_domain = node;
+  machine.node_devices = node;
+  const std::string net = row.text("interconnect");
+  std::smatch match;
+  // Only statements about the compute network count: a rate per node or per device.
+  if (std::regex_search(net, match, std::regex(R"((\d+)x(\d+) ?Gb/s[^,;]*per node)"))) machine.nic_gbits = std::stod(match[1]) * std::stod(match[2]) / static_cast<double>(node);
+  else if (std::regex_search(net, match, std::regex(R"((\d+) ?Gb/s[^,;]*per node)"))) machine.nic_gbits = std::stod(match[1]) / static_cast<double>(node);
+  else if (std::regex_search(net, match, std::regex(R"((\d+) ?Gb/s[^,;]*per GPU)"))) machine.nic_gbits = std::stod(match[1]);
+  return machine;
+}
+
+machine::Software software_of_run(const RunRow& row, const machine::Machine& machine) {
+  using machine::Software;
+  Software software;
+  const std::string notes = lower_case(row.text("notes")), strategy = lower_case(row.text("zero_stage_or_fsdp")), attention = lower_case(row.text("flash_attention"));
+  const std::string precision = lower_case(row.text("precision"));
+  const bool modern = row.number("year", kModernYear) >= kModernYear && attention != "no";
+  const bool fsdp = has(strategy, "fsdp") || has(strategy, "zero-3");
+  software.attention = modern ? Software::Attention::flash : Software::Attention::unfused;
+  software.kernels = has(notes, "eager") ? Software::Kernels::eager : Software::Kernels::fused;
+  software.matched_attention = machine.device.generation != 9 || !(has(attention, "sdpa") || has(attention, "triton"));
+  software.dropout = !modern;
+  software.fp32_gradients = precision != "fp16";
+  software.overlap_dp = modern;
+  software.overlap_pp = modern;
+  software.overlap_tp = modern && !fsdp;
+  if (has(notes, "no tp-comm")) software.overlap_tp = false, software.overlap_pp = false;
+  if (has(notes, "async tp") || has(notes, "asynctp")) software.overlap_tp = true;
+  software.fused_loss = has(notes, "fused cross entropy") || precision == "fp8";
+  software.python_checkpoint = lower_case(row.text("recompute")) == "full" && !fsdp;
+  software.frozen_base = row.text("kind") == "lora";
+  if (has(notes, "rowwise")) software.fp8_scale_passes = 3;
+  return software;
+}
+
+void fill_strategy(const RunRow& row, const machine::Software& software, layout::Layout& layout, std::vector<std::string>& assumptions) {
+  const std::string strategy = lower_case(row.text("zero_stage_or_fsdp"));
+  const bool fsdp = has(strategy, "fsdp") || has(strategy, "hsdp");
+  if (fsdp || has(strategy, "zero-3")) layout.zero = 3;
+  else if (has(strategy, "zero-2") || has(strategy, "shard_grad_op")) layout.zero = 2;
+  else if (has(strategy, "zero-1") || lower_case(row.text("distributed_optimizer")) == "yes") layout.zero = 1;
+  else if (strategy.empty() && software.overlap_dp) {
+    layout.zero = 1;
+    assumptions.push_back("zero 1");
+  }
+  if (has(strategy, "shard_grad_op")) layout.zero = 2;
+  std::smatch match;
+  if (has(strategy, "hsdp")) layout.shard_group = std::min<int64_t>(8, layout.dp * layout.cp);
+  if (std::regex_search(strategy, match, std::regex(R"((?:groups of |fsdp2? ?)(\d+))"))) {
+    const int64_t group = std::stoll(match[1]);
+    if (group >= 1 && group < layout.dp * layout.cp && (layout.dp * layout.cp) % group == 0) layout.shard_group = group;
+  }
+  const std::string recompute = lower_case(row.text("recompute"));
+  if (recompute == "full") layout.recompute = layout::Recompute::full;
+  if (recompute == "selective") layout.recompute = fsdp ? layout::Recompute::half : layout::Recompute::attention;
+  const std::string sequence = lower_case(row.text("sequence_parallel"));
+  layout.sequence_parallel = layout.tp > 1 && (sequence == "yes" || (sequence.empty() && software.overlap_dp));
+  if (layout.tp > 1 && sequence.empty()) assumptions.push_back(layout.sequence_parallel ? "sequence parallel" : "no sequence parallel");
+  const std::string notes = lower_case(row.text("notes"));
+  if (has(notes, "zb-2p")) layout.schedule = "zb-h2";
+  else if (has(notes, "zb-1p")) layout.schedule = "zb-h1";
+}
+
+double analytic_bytes(const Job& job) {
+  const layout::Layout& layout = job.layout;
+  const model::AttentionSpec& attention = job.model.kinds.front().block.attention;
+  const double layers = static_cast<double>(job.model.kind_of_layer.size()), h = job.model.hidden, tp = static_cast<double>(layout.tp), pp = static_cast<double>(layout.pp);
+  const double states = 18 * 12 * layers * h * h / (tp * pp);
+  cost::ClassicForm form = cost::ClassicForm::tensor;
+  if (layout.recompute == layout::Recompute::full) form = cost::ClassicForm::full;
+  else if (layout.recompute == layout::Recompute::attention) form = cost::ClassicForm::selective;
+  else if (layout.sequence_parallel) form = cost::ClassicForm::sequence;
+  const double layer = cost::classic_layer_bytes(static_cast<double>(job.sequence), static_cast<double>(layout.micro_batch), h, static_cast<double>(attention.heads), tp, form);
+  // The first stage holds layers of p micro-batches, with interleaving 1 + (p-1) / (p v) times as many.
+  const double interleaving = layout.chunks > 1 ? 1 + (pp - 1) / (pp * static_cast<double>(layout.chunks)) : 1;
+  return states + layers * layer * interleaving;
+}
+
+}  // namespace weft::plan
