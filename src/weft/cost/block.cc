@@ -160,7 +160,10 @@ void add_moe(BlockWork& work, const model::MoeSpec& moe, const model::MlpSpec& m
   work.input.memory += stream_time(rows * hidden * 12, context.rates);
   work.forward.launches += 20;
   work.input.launches += 25;
-  const double bytes = 2 * rows * hidden, dispatch = bytes * (context.low_precision ? 0.75 : 1.0);
+  // A token crosses the network once for every node that holds one of its experts, and is copied there.
+  const double domains = std::ceil(context.ep.domains()), k = static_cast<double>(moe.top_k);
+  const double copies = domains > 1 ? domains * (1 - std::pow(1 - 1 / domains, k)) / k : 1;
+  const double bytes = 2 * rows * hidden * copies, dispatch = bytes * (context.low_precision ? 0.75 : 1.0);
   const double exchange = (all_to_all_time(dispatch, context.ep) + all_to_all_time(bytes, context.ep)) / context.tuning->dispatch_share;
   if (context.ep.ranks > 1) {
     work.forward.ep += exchange;

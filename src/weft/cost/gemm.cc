@@ -21,13 +21,14 @@ Rates Rates::of(const machine::Device& device, machine::Precision precision, con
   const machine::Precision wide = low ? machine::Precision::bf16 : precision;
   rates.matmul = 1e12 * tuning.gemm_share * machine::matmul_tflops(device, wide);
   rates.matmul_low = low ? 1e12 * tuning.gemm_share * tuning.fp8_share * machine::matmul_tflops(device, precision) : rates.matmul;
+  if (device.generation == 10) rates.matmul *= tuning.blackwell_share, rates.matmul_low *= tuning.blackwell_share;
   rates.memory = 1e12 * tuning.memory_share * device.memory_tbps;
   rates.multiprocessors = static_cast<double>(device.multiprocessors);
   rates.gap = 1e-6 * tuning.kernel_gap_us;
   // The fill is a time, so in units of k it grows with the rate per multiprocessor; A100 is the reference.
   const double reference = 312e12 / 108;
   rates.k_half = tuning.gemm_k_half * std::sqrt(1e12 * device.bf16_tflops / rates.multiprocessors / reference);
-  rates.k_half_low = rates.k_half * std::sqrt(rates.matmul_low / rates.matmul);
+  rates.k_half_low = rates.k_half * std::pow(rates.matmul_low / rates.matmul, tuning.low_k_growth);
   return rates;
 }
 

@@ -9,6 +9,8 @@ const std::vector<TunedConstant>& tuned_constants() {
       {"gemm_share", &Tuning::gemm_share, "", "large products in training over the benchmark's best", "x"},
       {"gemm_k_half", &Tuning::gemm_k_half, "", "inner size at which a product reaches half its rate (A100)", "x"},
       {"fp8_share", &Tuning::fp8_share, "", "fp8 products in training over the fp8 benchmark's best", "x"},
+      {"low_k_growth", &Tuning::low_k_growth, "", "fp8: k_half grows with this power of the rate ratio", "x"},
+      {"blackwell_share", &Tuning::blackwell_share, "", "Blackwell: sustained over benchmarked product rate", "x"},
       {"attention_forward", &Tuning::attention_forward, "", "flash attention forward over the best product rate", "x"},
       {"attention_backward", &Tuning::attention_backward, "", "flash attention backward over the best product rate", "x"},
       {"older_attention", &Tuning::older_attention, "", "attention kernels of the previous generation", "x"},

@@ -10,7 +10,9 @@ namespace weft::cost {
 struct Tuning {
   double gemm_share = 0.93;
   double gemm_k_half = 320.0;
-  double fp8_share = 0.92;
+  double fp8_share = 1.05;
+  double low_k_growth = 1.5;
+  double blackwell_share = 0.85;
   double attention_forward = 0.70;
   double attention_backward = 0.55;
   double older_attention = 0.62;
@@ -23,7 +25,7 @@ struct Tuning {
   double overlap_slowdown = 0.10;
   double tp_overlap_hidden = 0.65;
   double step_fixed_ms = 15.0;
-  double straggler = 0.004;
+  double straggler = 0.002;
   double expert_imbalance = 1.05;
   double dispatch_share = 0.75;
   // Memory.

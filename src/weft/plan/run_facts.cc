@@ -39,10 +39,11 @@ machine::Machine machine_of_run(const RunRow& row) {
   machine.node_devices = node;
   const std::string net = row.text("interconnect");
   std::smatch match;
+  static const std::regex kManyPerNode(R"((\d+)x(\d+) ?Gb/s[^,;]*per node)"), kPerNode(R"((\d+) ?Gb/s[^,;]*per node)"), kPerDevice(R"((\d+) ?Gb/s[^,;]*per GPU)");
   // Only statements about the compute network count: a rate per node or per device.
-  if (std::regex_search(net, match, std::regex(R"((\d+)x(\d+) ?Gb/s[^,;]*per node)"))) machine.nic_gbits = std::stod(match[1]) * std::stod(match[2]) / static_cast<double>(node);
-  else if (std::regex_search(net, match, std::regex(R"((\d+) ?Gb/s[^,;]*per node)"))) machine.nic_gbits = std::stod(match[1]) / static_cast<double>(node);
-  else if (std::regex_search(net, match, std::regex(R"((\d+) ?Gb/s[^,;]*per GPU)"))) machine.nic_gbits = std::stod(match[1]);
+  if (std::regex_search(net, match, kManyPerNode)) machine.nic_gbits = std::stod(match[1]) * std::stod(match[2]) / static_cast<double>(node);
+  else if (std::regex_search(net, match, kPerNode)) machine.nic_gbits = std::stod(match[1]) / static_cast<double>(node);
+  else if (std::regex_search(net, match, kPerDevice)) machine.nic_gbits = std::stod(match[1]);
   return machine;
 }
 
@@ -55,7 +56,8 @@ machine::Software software_of_run(const RunRow& row, const machine::Machine& mac
   const bool fsdp = has(strategy, "fsdp") || has(strategy, "zero-3");
   software.attention = modern ? Software::Attention::flash : Software::Attention::unfused;
   software.kernels = has(notes, "eager") ? Software::Kernels::eager : Software::Kernels::fused;
-  software.matched_attention = machine.device.generation != 9 || !(has(attention, "sdpa") || has(attention, "triton"));
+  // Triton kernels and FlashAttention-2 on Hopper are a generation behind FlashAttention-3 and cuDNN.
+  software.matched_attention = !(has(attention, "triton") || (machine.device.generation == 9 && has(attention, "sdpa")));
   software.dropout = !modern;
   software.fp32_gradients = precision != "fp16";
   software.overlap_dp = modern;
@@ -81,9 +83,10 @@ void fill_strategy(const RunRow& row, const machine::Software& software, layout:
     assumptions.push_back("zero 1");
   }
   if (has(strategy, "shard_grad_op")) layout.zero = 2;
+  static const std::regex kGroup(R"((?:groups of |fsdp2? |fsdp(?=\d\d|[3-9]))(\d+))");
   std::smatch match;
   if (has(strategy, "hsdp")) layout.shard_group = std::min<int64_t>(8, layout.dp * layout.cp);
-  if (std::regex_search(strategy, match, std::regex(R"((?:groups of |fsdp2? ?)(\d+))"))) {
+  if (std::regex_search(strategy, match, kGroup)) {
     const int64_t group = std::stoll(match[1]);
     if (group >= 1 && group < layout.dp * layout.cp && (layout.dp * layout.cp) % group == 0) layout.shard_group = group;
   }
@@ -94,6 +97,13 @@ void fill_strategy(const RunRow& row, const machine::Software& software, layout:
   layout.sequence_parallel = layout.tp > 1 && (sequence == "yes" || (sequence.empty() && software.overlap_dp));
   if (layout.tp > 1 && sequence.empty()) assumptions.push_back(layout.sequence_parallel ? "sequence parallel" : "no sequence parallel");
   const std::string notes = lower_case(row.text("notes"));
+  const bool states_schedule = has(notes, "schedule") || has(notes, "1f1b") || has(notes, "zb-") || !software.overlap_pp;
+  const int64_t per_stage = row.integer("layers") / layout.pp;
+  if (layout.pp > 1 && row.text("vpp").empty() && !states_schedule && row.integer("layers") % layout.pp == 0 && per_stage % 2 == 0) {
+    // Two layers per chunk are the usual choice where nothing is said and sends overlap.
+    layout.chunks = per_stage / 2;
+    assumptions.push_back("interleaved, 2 layers per chunk");
+  }
   if (has(notes, "zb-2p")) layout.schedule = "zb-h2";
   else if (has(notes, "zb-1p")) layout.schedule = "zb-h1";
 }

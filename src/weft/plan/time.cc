@@ -201,7 +201,8 @@ ShardedStep sharded_seconds(const Evaluation& run) {
     double exposed = std::max(0.0, (layout.zero == 3 ? gather : 0) - forward) + std::max(0.0, again + reduce - backward);
     if (!job.software.overlap_dp) exposed = (layout.zero == 3 ? gather : 0) + again + reduce;
     const double overlapped = (layout.zero == 3 ? 2 * gather : 0) + reduce - exposed;
-    out.exposed += static_cast<double>(kind.count) * exposed;
+    // Copies between the flat communication buffers and the parameters: out of both gathers, into the reduction.
+    out.exposed += static_cast<double>(kind.count) * (exposed + cost::stream_time((parameters + experts) * 16, run.context.rates));
     out.contention += static_cast<double>(kind.count) * overlapped * run.tuning.overlap_slowdown;
   }
   // Embedding and head are units of their own; the first gather and the last reduction have nothing to hide behind.
