@@ -10,12 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "weft/comm/local/types.h"
 #include "weft/core/error.h"
 
 namespace weft::local {
 
 class Engine;  // a rank's side of the shared memory; free of torch types
 class Group;
+class Lane;
 struct Op;
 
 /// Handle of a call in flight. Calls of one rank come from one thread at a time; any of test(), wait() and released() drives
@@ -64,8 +66,8 @@ class LocalGroup : public c10d::Backend {
   const std::string getBackendName() const override { return "weft_local"; }
   const std::vector<int>& world_ranks() const;
   const std::string& name() const;
-  std::chrono::milliseconds timeout() const;
-  void setTimeout(std::chrono::milliseconds timeout) override;
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
 
   /// Uninitialised tensor in memory that all members have mapped: as an input it is read in place instead of being staged.
   /// Collective; all members ask for the same number of bytes. Its pages go back to the system when the last reference to
@@ -95,8 +97,14 @@ class LocalGroup : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override;
 
  private:
+  c10::intrusive_ptr<c10d::Work> launch(Lane& lane, std::shared_ptr<Op> op, c10d::OpType type, std::chrono::milliseconds timeout,
+                                        std::vector<at::Tensor> outputs);
+  int member(int64_t rank, const char* role) const;
+  int peer(int rank) const;
+
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Group> group_;
+  std::chrono::milliseconds timeout_{kBackendDefaultTimeout};
 };
 
 /// Why a world failed: the first reason that any rank gave.
@@ -110,7 +118,7 @@ struct Abort {
 /// about 100 ms for everybody who waits, with "rank R exited or was killed".
 class LocalWorld {
  public:
-  /// Ranks are threads of this process: the i-th element is for rank i. Every element must be used from its own thread.
+  /// Ranks are threads of this process, at most kMaxRanks: the i-th element is for rank i, used from its own thread.
   static std::vector<std::shared_ptr<LocalWorld>> in_process(int size);
 
   /// Ranks are processes of one user on one machine. `key` names the job (launcher's address, port, run id); the same for
@@ -142,8 +150,5 @@ class LocalWorld {
   explicit LocalWorld(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
   std::shared_ptr<Engine> engine_;
 };
-
-/// The largest number of ranks on one machine that the back end takes.
-inline constexpr int kMaxLocalRanks = 128;
 
 }  // namespace weft::local

@@ -1,0 +1,245 @@
+#include "weft/comm/local/engine.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "weft/comm/local/patience.h"
+
+namespace weft::local {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+/// Spinning costs nothing when each rank has a core, and more ranks than cores must not spin at all.
+constexpr microseconds kSpin{30};
+/// Then yield: a futex wake-up costs 50-100 us, so that hand-overs of calls in full swing should not need one.
+constexpr microseconds kYield{2000};
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+bool reached(const Op& op, Until until) { return until == Until::complete ? op.complete : op.released; }
+
+}  // namespace
+
+std::shared_ptr<Segment> Engine::new_control(int size) {
+  auto control = Segment::create(control_bytes(size));
+  control->reserve(0, control->size());
+  return control;
+}
+
+Engine::Engine(std::shared_ptr<Segment> control, int rank, int size, std::unique_ptr<Links> links)
+    : control_{std::move(control), rank, size}, links_(std::move(links)), blocks_(control_.segment),
+      enough_cores_(size <= usable_cores()) {}
+
+std::vector<std::shared_ptr<Engine>> Engine::in_process(int size) {
+  if (size < 1 || size > kMaxRanks) throw ConfigError(fmt::format("{} ranks on one machine; the local back end takes 1 to {}", size, kMaxRanks));
+  auto control = new_control(size);
+  auto links = thread_links(size);
+  std::vector<std::shared_ptr<Engine>> engines;
+  for (int r = 0; r < size; ++r) {
+    engines.push_back(std::shared_ptr<Engine>(new Engine(control, r, size, std::move(links[static_cast<size_t>(r)]))));
+  }
+  return engines;
+}
+
+std::shared_ptr<Engine> Engine::join(const std::string& key, int rank, int size, milliseconds timeout) {
+  if (size < 1 || size > kMaxRanks) throw ConfigError(fmt::format("{} ranks on one machine; the local back end takes 1 to {}", size, kMaxRanks));
+  if (rank < 0 || rank >= size) throw ConfigError(fmt::format("rank {} of {} ranks; ranks count from 0", rank, size));
+  const Clock::time_point start = Clock::now();
+  auto links = socket_links(key, rank, size, timeout);
+  Parcel parcel;
+  parcel.key = "control";
+  if (rank == 0) {
+    try {
+      parcel.segment = new_control(size);
+    } catch (const ConfigError& error) {
+      parcel.error = error.what();
+    }
+    for (int r = 1; r < size; ++r) {
+      while (!links->send(r, parcel)) std::this_thread::sleep_for(milliseconds(1));
+    }
+  } else {
+    while (!links->receive(0, Patience::kSlice, parcel)) {
+      const bool gone = links->closed().test(0);
+      if (!gone && Clock::now() - start < timeout) continue;
+      throw CommError({.rank = rank, .group = "world", .op = "join", .peers = {0},
+                       .elapsed = std::chrono::duration_cast<milliseconds>(Clock::now() - start),
+                       .cause = gone ? "rank 0 ended while the ranks were joining" : "rank 0 did not hand over the shared memory"});
+    }
+  }
+  if (!parcel.error.empty()) throw ConfigError(parcel.error);
+  return std::shared_ptr<Engine>(new Engine(std::move(parcel.segment), rank, size, std::move(links)));
+}
+
+Engine::~Engine() {
+  const bool in_flight = std::any_of(active_.begin(), active_.end(), [](const auto& lane) { return lane->in_flight(); });
+  if (in_flight) blocks_.keep_pages();
+  for (auto& lane : active_) lane->clear();
+  control_.page(rank()).left.store(1);
+}
+
+// --- failures --------------------------------------------------------------------------------------------------------------
+
+void Engine::abort(const RankSet& culprits, std::string_view reason) {
+  WorldHeader& header = control_.header();
+  AbortState expected = AbortState::none;
+  if (!header.abort_state.compare_exchange_strong(expected, AbortState::being_written)) return;
+  header.culprits.store(culprits);
+  header.reason.store(reason);
+  header.abort_state.store(AbortState::set);
+  for (int r = 0; r < size(); ++r) control_.wake(r);
+}
+
+std::string Engine::abort_reason() const {
+  const WorldHeader& header = control_.header();
+  // The writer needs a microsecond, unless it was killed in the middle of it.
+  constexpr milliseconds kWriterPatience{200};
+  const Clock::time_point start = Clock::now();
+  while (header.abort_state.load() == AbortState::being_written) {
+    if (Clock::now() - start > kWriterPatience) return "a rank was killed while it reported a failure";
+    std::this_thread::yield();
+  }
+  return header.reason.load();
+}
+
+void Engine::raise(const CallName& name, Clock::time_point start) const {
+  const std::string reason = abort_reason();
+  const RankSet ranks = culprits();
+  std::vector<int> peers;
+  for (int r = 0; r < size(); ++r) {
+    if (ranks[static_cast<size_t>(r)]) peers.push_back(r);
+  }
+  throw CommError({.rank = rank(), .group = std::string(name.group), .op = std::string(name.call), .sequence = name.sequence,
+                   .peers = std::move(peers), .elapsed = std::chrono::duration_cast<milliseconds>(Clock::now() - start),
+                   .cause = reason});
+}
+
+CallName Engine::name_of_call(const Op& op) const { return {op.lane->call_name(op), op.lane->group().name, op.sequence}; }
+
+// --- calls -----------------------------------------------------------------------------------------------------------------
+
+void Engine::start(Lane& lane, std::shared_ptr<Op> op) {
+  control_.page(rank()).life.fetch_add(1, std::memory_order_relaxed);
+  Op& call = *op;
+  if (aborted()) raise({lane.call_name(call), lane.group().name, lane.next_sequence()}, Clock::now());
+  blocks_.sweep();
+  if (lane.idle()) active_.push_back(lane.shared_from_this());
+  lane.enqueue(std::move(op));
+  test(call, Until::released);
+}
+
+bool Engine::drive() {
+  bool moved = false;
+  try {
+    for (size_t i = 0; i < active_.size(); ++i) moved |= active_[i]->advance();
+  } catch (const Disagreement& difference) {
+    abort(difference.ranks, difference.text);
+    return true;
+  } catch (const ConfigError& error) {
+    RankSet self;
+    abort(self.set(static_cast<size_t>(rank())), fmt::format("rank {}: {}", rank(), error.what()));
+    return true;
+  }
+  if (moved) std::erase_if(active_, [](const auto& lane) { return lane->idle(); });
+  return moved;
+}
+
+void Engine::progress() {
+  control_.page(rank()).life.fetch_add(1, std::memory_order_relaxed);
+  if (aborted()) raise({"progress", "world", 0}, Clock::now());
+  drive();
+}
+
+bool Engine::test(Op& op, Until until) {
+  if (reached(op, until)) return true;
+  drive();
+  if (reached(op, until)) return true;
+  if (aborted()) raise(name_of_call(op), Clock::now());
+  return false;
+}
+
+void Engine::wait(Op& op, Until until, milliseconds timeout) {
+  if (reached(op, until)) return;
+  const Clock::time_point start = Clock::now();
+  control_.page(rank()).life.fetch_add(1, std::memory_order_relaxed);
+  if (timeout.count() <= 0) timeout = op.timeout;
+  Clock::time_point spin_until = start + (enough_cores_ ? kSpin : microseconds(0));
+  Clock::time_point yield_until = start + kYield;
+  for (;;) {
+    for (int i = 0; i < 64; ++i) {
+      const bool moved = drive();
+      if (reached(op, until)) return;
+      if (aborted()) raise(name_of_call(op), start);
+      if (moved || !enough_cores_) break;
+      relax();
+    }
+    const Clock::time_point now = Clock::now();
+    if (now < spin_until) continue;
+    if (now >= yield_until) break;
+    ::sched_yield();
+  }
+  wait_long(op, until, timeout, start);
+}
+
+void Engine::wait_long(Op& op, Until until, milliseconds timeout, Clock::time_point start) {
+  Patience patience(*this, name_of_call(op), timeout, start);
+  const auto retry = [&] {
+    drive();
+    return !reached(op, until);
+  };
+  Clock::time_point checked{};
+  while (!reached(op, until)) {
+    const Clock::time_point now = Clock::now();
+    if (now - checked >= Patience::kSlice) {
+      patience.check(op.lane->missing(op), op.lane->waits_for_arrival(op), retry);
+      checked = now;
+    }
+    if (aborted()) raise(name_of_call(op), start);
+    if (reached(op, until)) return;
+    sleep(op, until);
+    // Awake because something came: the next hand-over is likely to follow soon.
+    for (Clock::time_point soon = Clock::now() + kYield / 10; !reached(op, until) && Clock::now() < soon;) {
+      if (drive()) soon = Clock::now() + kYield / 10;
+      else ::sched_yield();
+      if (aborted()) break;
+    }
+  }
+}
+
+// Publishers look at `sleeping` after they have published; this rank looks for news after it has set it. So one of them sees
+// the other (all these accesses are sequentially consistent), and no wake-up is lost.
+void Engine::sleep(Op& op, Until until) {
+  RankPage& page = control_.page(rank());
+  const uint32_t before = page.wake.load();
+  page.sleeping.store(1);
+  control_.header().sleepers.fetch_add(1);
+  if (!drive() && !reached(op, until) && !aborted()) {
+    const timespec slice{0, std::chrono::duration_cast<std::chrono::nanoseconds>(Patience::kSlice).count()};
+    ::syscall(SYS_futex, &page.wake, FUTEX_WAIT, before, &slice, nullptr, 0);
+  }
+  control_.header().sleepers.fetch_sub(1);
+  page.sleeping.store(0);
+}
+
+}  // namespace weft::local

@@ -1,0 +1,106 @@
+#include "weft/comm/local/patience.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <vector>
+
+namespace weft::local {
+namespace {
+
+std::vector<int> list(const RankSet& set) {
+  std::vector<int> ranks;
+  for (size_t r = 0; r < set.size(); ++r) {
+    if (set[r]) ranks.push_back(static_cast<int>(r));
+  }
+  return ranks;
+}
+
+std::string ranks_text(const RankSet& set) { return fmt::format("rank{} {}", set.count() > 1 ? "s" : "", fmt::join(list(set), ", ")); }
+
+double seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace
+
+Patience::Patience(Engine& engine, CallName name, std::chrono::milliseconds timeout, Clock::time_point start)
+    : engine_(engine), page_(engine.control().page(engine.rank())), name_(name), timeout_(timeout), start_(start) {
+  page_.call.store(fmt::format("{} #{} of '{}'", name.call, name.sequence, name.group));
+  page_.waits.store(1);
+}
+
+Patience::~Patience() { page_.waits.store(0); }
+
+void Patience::fail(const RankSet& culprits, const std::string& reason) {
+  engine_.abort(culprits, reason);
+  engine_.raise(name_, start_);
+}
+
+void Patience::check(const RankSet& missing, bool arrival, const std::function<bool()>& retry) {
+  page_.waiting_for.store(missing);
+  page_.life.fetch_add(1, std::memory_order_relaxed);
+  if (engine_.aborted()) engine_.raise(name_, start_);
+
+  const Control& control = engine_.control();
+  RankSet dead;
+  const RankSet closed = engine_.closed_peers();
+  for (int r : list(closed)) {
+    if (control.page(r).left.load() == 0) dead.set(static_cast<size_t>(r));
+  }
+  if (dead.any()) fail(dead, ranks_text(dead) + " exited or " + (dead.count() > 1 ? "were" : "was") + " killed");
+
+  RankSet left;
+  for (int r : list(missing)) {
+    if (control.page(r).left.load() != 0) left.set(static_cast<size_t>(r));
+  }
+  // What a rank did before it left may have completed the call since `missing` was computed.
+  if (left.any() && retry()) fail(left, ranks_text(left) + " left the world (its World was destroyed) without taking part in this call");
+  check_deadline(missing, arrival);
+}
+
+Patience::Clock::duration Patience::silence(size_t rank, Clock::time_point now) {
+  Seen& seen = seen_[rank];
+  const uint64_t life = engine_.control().page(static_cast<int>(rank)).life.load(std::memory_order_relaxed);
+  if (!seen.known) seen = {life, start_, true};
+  if (seen.life != life) seen = {life, now, true};
+  return now - seen.when;
+}
+
+void Patience::check_deadline(const RankSet& missing, bool arrival) {
+  const Control& control = engine_.control();
+  const Clock::time_point now = Clock::now();
+  RankSet visited, silent, computing, frontier = missing;
+  visited.set(static_cast<size_t>(engine_.rank()));
+  std::string waiting;
+  while ((frontier & ~visited).any()) {
+    const RankSet ring = frontier & ~visited;
+    visited |= ring;
+    for (int r : list(ring)) {
+      const RankPage& page = control.page(r);
+      if (silence(static_cast<size_t>(r), now) >= timeout_) {
+        silent.set(static_cast<size_t>(r));
+      } else if (page.waits.load() != 0) {
+        frontier |= page.waiting_for.load();
+        waiting += fmt::format("; rank {} waits in {} for {}", r, page.call.load(), ranks_text(page.waiting_for.load()));
+      } else {
+        computing.set(static_cast<size_t>(r));
+      }
+    }
+  }
+  const auto waited = now - start_;
+  if (waited < timeout_) return;
+  if (silent.any()) {
+    const bool never_came = arrival && (silent & missing) == silent;
+    fail(silent, fmt::format("{} {} within the deadline of {} s", ranks_text(silent),
+                             never_came ? "did not arrive" : "stopped taking part (no sign of life)", seconds(timeout_)));
+  }
+  if (computing.none()) {
+    fail(missing, fmt::format("ranks wait for each other: rank {} in {} #{} of '{}' for {}{}", engine_.rank(), name_.call, name_.sequence,
+                              name_.group, ranks_text(missing), waiting));
+  }
+  if (waited >= timeout_ * kLimit) {
+    fail(missing, fmt::format("{} did not arrive within {} times the deadline of {} s, though active elsewhere", ranks_text(missing),
+                              kLimit, seconds(timeout_)));
+  }
+}
+
+}  // namespace weft::local

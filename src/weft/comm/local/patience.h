@@ -1,0 +1,48 @@
+// Patience: what a rank does while a call takes long: says whom it waits for, notices the dead, and knows when to give up.
+#pragma once
+
+#include <array>
+#include <chrono>
+
+#include "weft/comm/local/engine.h"
+
+namespace weft::local {
+
+/// Exists while a rank is in a long wait. Peers follow `waits for` from rank to rank, so that a deadline blames who holds
+/// everybody up and not who is held up.
+class Patience {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Patience(Engine& engine, CallName name, std::chrono::milliseconds timeout, Clock::time_point start);
+  ~Patience();
+
+  /// Call at least every kSlice. Throws CommError, after failing the world, when a peer died, when one that is needed left,
+  /// or when the deadline passed: `timeout` without a sign of life of a rank that this one waits for, directly or through
+  /// others; or ranks that wait for each other; or kLimit times the timeout in all.
+  /// `missing`: whom the call waits for; `arrival`: because they have not started it; `retry` moves it on and tells
+  /// whether it still waits.
+  void check(const RankSet& missing, bool arrival, const std::function<bool()>& retry);
+
+  static constexpr std::chrono::milliseconds kSlice{25};
+  static constexpr int kLimit = 10;
+
+ private:
+  struct Seen {
+    uint64_t life = 0;
+    Clock::time_point when;
+    bool known = false;
+  };
+  Clock::duration silence(size_t rank, Clock::time_point now);
+  [[noreturn]] void fail(const RankSet& culprits, const std::string& reason);
+  void check_deadline(const RankSet& missing, bool arrival);
+
+  Engine& engine_;
+  RankPage& page_;
+  CallName name_;
+  std::chrono::milliseconds timeout_;
+  Clock::time_point start_;
+  std::array<Seen, kMaxRanks> seen_{};
+};
+
+}  // namespace weft::local
