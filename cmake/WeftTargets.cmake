@@ -56,7 +56,8 @@ function(weft_test dir)
       # As weft_test_pch: a header precompiled without -fPIE is ignored by a program compiled with it (24 s a file, not 6).
       set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     else()
-      target_link_libraries(${target} PRIVATE ${arg_LIBS} GTest::gtest GTest::gmock GTest::gtest_main)
+      # stdc++ before gtest: else gtest's uses of std::string pull any object of our archives that holds a copy of them.
+      target_link_libraries(${target} PRIVATE ${arg_LIBS} stdc++ GTest::gtest GTest::gmock GTest::gtest_main)
     endif()
     target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR})
     target_compile_definitions(${target} PRIVATE
