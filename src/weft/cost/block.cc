@@ -152,18 +152,23 @@ void add_moe(BlockWork& work, const model::MoeSpec& moe, const model::MlpSpec& m
   const double experts = static_cast<double>(moe.experts) / static_cast<double>(layout.ep);
   // Rows that arrive at one rank: its share of all chosen (token, expert) pairs, times the imbalance of the fullest rank.
   const double rows = context.tokens / context.tp.ranks * static_cast<double>(moe.top_k) * static_cast<double>(layout.etp) * context.tuning->expert_imbalance;
-  add_mlp(work, hidden, static_cast<double>(moe.expert_ffn) / static_cast<double>(layout.etp), mlp, context, rows / experts, experts);
+  const double width = moe.latent_dim > 0 ? static_cast<double>(moe.latent_dim) : hidden;
+  add_mlp(work, width, static_cast<double>(moe.expert_ffn) / static_cast<double>(layout.etp), mlp, context, rows / experts, experts);
+  if (moe.latent_dim > 0) {
+    add_linear(work, context.norm_tokens(), width, hidden, context);
+    add_linear(work, context.norm_tokens(), hidden, width, context);
+  }
   if (moe.shared_ffn > 0) add_mlp(work, hidden, static_cast<double>(moe.shared_ffn) / context.tp.ranks, mlp, context, context.tokens, 1);
   add_linear(work, context.norm_tokens(), static_cast<double>(moe.experts), hidden, context);
   // Permute and unpermute: rows are read and written before and after the experts, and weighted on the way back.
-  work.forward.memory += stream_time(rows * hidden * 10, context.rates);
-  work.input.memory += stream_time(rows * hidden * 12, context.rates);
+  work.forward.memory += stream_time(rows * width * 10, context.rates);
+  work.input.memory += stream_time(rows * width * 12, context.rates);
   work.forward.launches += 20;
   work.input.launches += 25;
   // A token crosses the network once for every node that holds one of its experts, and is copied there.
   const double domains = std::ceil(context.ep.domains()), k = static_cast<double>(moe.top_k);
   const double copies = domains > 1 ? domains * (1 - std::pow(1 - 1 / domains, k)) / k : 1;
-  const double bytes = 2 * rows * hidden * copies, dispatch = bytes * (context.low_precision ? 0.75 : 1.0);
+  const double bytes = 2 * rows * width * copies, dispatch = bytes * (context.low_precision ? 0.75 : 1.0);
   const double exchange = (all_to_all_time(dispatch, context.ep) + all_to_all_time(bytes, context.ep)) / context.tuning->dispatch_share;
   if (context.ep.ranks > 1) {
     work.forward.ep += exchange;
@@ -175,7 +180,8 @@ void add_moe(BlockWork& work, const model::MoeSpec& moe, const model::MlpSpec& m
 void add_elementwise(BlockWork& work, const model::BlockSpec& block, double hidden, const Context& context) {
   const bool eager = context.software->kernels == Software::Kernels::eager;
   const double rows = context.norm_tokens(), norms = block.norms;
-  const double norm_forward = eager && !context.layer_norm ? 28 : 4, norm_backward = eager && !context.layer_norm ? 40 : 7;
+  // Eager RMSNorm is six kernels in fp32; eager LayerNorm one, between casts to and from fp32.
+  const double norm_forward = eager ? (context.layer_norm ? 20 : 28) : 4, norm_backward = eager ? (context.layer_norm ? 28 : 40) : 7;
   work.forward.memory += norms * stream_time(rows * hidden * norm_forward, context.rates);
   work.input.memory += norms * stream_time(rows * hidden * norm_backward, context.rates);
   const double mask = context.software->dropout ? 1 : 0;
@@ -317,7 +323,9 @@ double block_linear_flops(const model::BlockSpec& block, double hidden) {
   }
   const double matrices = block.mlp.gated ? 3 : 2;
   if (block.moe) {
-    weights += matrices * hidden * static_cast<double>(block.moe->top_k * block.moe->expert_ffn + block.moe->shared_ffn);
+    const double width = block.moe->latent_dim > 0 ? static_cast<double>(block.moe->latent_dim) : hidden;
+    weights += matrices * (width * static_cast<double>(block.moe->top_k * block.moe->expert_ffn) + hidden * static_cast<double>(block.moe->shared_ffn));
+    if (block.moe->latent_dim > 0) weights += 2 * hidden * width;
     weights += hidden * static_cast<double>(block.moe->experts);
   } else {
     weights += matrices * hidden * static_cast<double>(block.mlp.ffn);

@@ -80,7 +80,7 @@ BlockBytes block_bytes(const model::BlockSpec& block, double hidden, bool layer_
   }
   const model::MoeSpec& moe = *block.moe;
   const double routed = shape.tokens / shape.tp * static_cast<double>(moe.top_k) * shape.etp * shape.imbalance;
-  bytes.experts = 4 * routed * hidden + mlp_bytes(block.mlp, routed, static_cast<double>(moe.expert_ffn) / shape.etp, shape.low_precision);
+  bytes.experts = 4 * routed * (moe.latent_dim > 0 ? static_cast<double>(moe.latent_dim) : hidden) + mlp_bytes(block.mlp, routed, static_cast<double>(moe.expert_ffn) / shape.etp, shape.low_precision);
   bytes.experts += 6 * rows * static_cast<double>(moe.experts) + 6 * rows * static_cast<double>(moe.top_k);
   if (moe.shared_ffn > 0) bytes.mlp = mlp_bytes(block.mlp, shape.tokens, static_cast<double>(moe.shared_ffn) / shape.tp, shape.low_precision);
   return bytes;

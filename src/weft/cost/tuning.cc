@@ -21,6 +21,7 @@ const std::vector<TunedConstant>& tuned_constants() {
       {"link_share", &Tuning::link_share, "", "collectives over the link rate", "x"},
       {"nic_share", &Tuning::nic_share, "", "collectives over the NIC rate", "x"},
       {"overlap_slowdown", &Tuning::overlap_slowdown, "", "compute lost per overlapped communication second", "x"},
+      {"sharded_slowdown", &Tuning::sharded_slowdown, "", "the same for FSDP's gathers and reductions", "x"},
       {"tp_overlap_hidden", &Tuning::tp_overlap_hidden, "", "share of split tensor-parallel communication that hides", "x"},
       {"step_fixed_ms", &Tuning::step_fixed_ms, "ms", "host work per step", "x"},
       {"straggler", &Tuning::straggler, "", "wait for the slowest device per doubling of devices", "x"},

@@ -29,6 +29,7 @@ struct Software {
   bool matched_attention = true;  ///< the attention kernel is written for this generation (FlashAttention-3, cuDNN) or an older one
   bool overlap_tp = false;        ///< tensor-parallel communication is split and overlapped with the products
   bool overlap_pp = true;         ///< sends and receives do not block
+  bool whole_sends = false;       ///< every tensor-parallel rank sends the whole activation (DeepSpeed's pipeline)
   bool overlap_dp = true;         ///< gradient reduction under the backward, parameter gather under the forward
   bool fused_loss = false;        ///< cross entropy in place, without an fp32 copy of the logits
   bool fp32_gradients = true;     ///< gradients are accumulated and reduced in fp32

@@ -89,9 +89,12 @@ void add_mlp(TableBuilder& table, const std::string& prefix, int64_t hidden, int
 void add_moe(TableBuilder& table, const std::string& prefix, int64_t hidden, const MoeSpec& moe, const MlpSpec& mlp) {
   table.matrix(prefix + "router", {moe.experts, hidden}, -1, ParamKind::router);
   if (moe.correction_bias) table.bias(prefix + "router", {moe.experts}, -1);
-  table.matrix(prefix + "w1", {moe.experts, moe.expert_ffn, hidden}, 1, ParamKind::expert);
-  if (mlp.gated) table.matrix(prefix + "w3", {moe.experts, moe.expert_ffn, hidden}, 1, ParamKind::expert);
-  table.residual(prefix + "w2", {moe.experts, hidden, moe.expert_ffn}, 2, ParamKind::expert);
+  const int64_t width = moe.latent_dim > 0 ? moe.latent_dim : hidden;
+  if (moe.latent_dim > 0) table.replicated(prefix + "down", width, hidden);
+  table.matrix(prefix + "w1", {moe.experts, moe.expert_ffn, width}, 1, ParamKind::expert);
+  if (mlp.gated) table.matrix(prefix + "w3", {moe.experts, moe.expert_ffn, width}, 1, ParamKind::expert);
+  table.residual(prefix + "w2", {moe.experts, width, moe.expert_ffn}, 2, ParamKind::expert);
+  if (moe.latent_dim > 0) table.replicated(prefix + "up", hidden, width);
   if (moe.shared_ffn > 0) add_mlp(table, prefix + "shared.", hidden, moe.shared_ffn, mlp);
   if (moe.shared_gate) table.replicated(prefix + "shared_gate", 1, hidden);
 }

@@ -60,6 +60,7 @@ struct MoeSpec {
   bool shared_gate = false;      ///< Qwen2-MoE's sigmoid gate on the shared expert
   bool normalize_top_k = false;
   bool correction_bias = false;  ///< DeepSeek-V3's balancing bias
+  int64_t latent_dim = 0;        ///< experts work on a projection of this size (Nemotron 3 Super); 0 = hidden
 };
 
 /// One transformer block. With `moe` the MLP is replaced by experts (mlp gives activation, gating and bias).

@@ -88,7 +88,8 @@ Shares shares_of(const Job& job, const cost::ActivationShape& shape) {
 cost::StateBytes state_bytes(const Job& job) {
   cost::StateBytes state;
   state.gradient = job.software.fp32_gradients ? 4 : 2;
-  if (job.precision == machine::Precision::fp16 && job.software.fp32_gradients) state.gradient = 4;
+  // fp16 keeps fp16 gradients and unscaled fp32 copies of them beside the master weights and moments.
+  if (job.precision == machine::Precision::fp16) state.optimizer = 16;
   if (job.layout.zero == 3) return {4, 4, 8};
   return state;
 }

@@ -55,13 +55,16 @@ machine::Software software_of_run(const RunRow& row, const machine::Machine& mac
   const bool modern = row.number("year", kModernYear) >= kModernYear && attention != "no";
   const bool fsdp = has(strategy, "fsdp") || has(strategy, "zero-3");
   software.attention = modern ? Software::Attention::flash : Software::Attention::unfused;
-  software.kernels = has(notes, "eager") ? Software::Kernels::eager : Software::Kernels::fused;
+  // PyTorch's FSDP runs eager kernels unless a compiler or fused layers are named; Megatron and JAX stacks are fused.
+  const bool named_fusion = has(notes, "compile") || has(notes, "kernels te") || has(strategy, "maxtext") || has(notes, "maxtext") || has(strategy, "megatron");
+  software.kernels = has(notes, "eager") || (fsdp && modern && !named_fusion) ? Software::Kernels::eager : Software::Kernels::fused;
   // Triton kernels and FlashAttention-2 on Hopper are a generation behind FlashAttention-3 and cuDNN.
   software.matched_attention = !(has(attention, "triton") || (machine.device.generation == 9 && has(attention, "sdpa")));
   software.dropout = !modern;
   software.fp32_gradients = precision != "fp16";
   software.overlap_dp = modern;
   software.overlap_pp = modern;
+  software.whole_sends = !modern && has(strategy, "zero");  // ZeRO with a pipeline of that time is DeepSpeed's
   software.overlap_tp = modern && !fsdp;
   if (has(notes, "no tp-comm")) software.overlap_tp = false, software.overlap_pp = false;
   if (has(notes, "async tp") || has(notes, "asynctp")) software.overlap_tp = true;

@@ -96,6 +96,22 @@ void add_experts(const RunRow& row, model::ModelSpec& spec, std::vector<std::str
   }
 }
 
+/// Mamba-2, attention and expert layers in the proportions of Nemotron 3 (23 : 6 : 23): one block stands for a mixer and an
+/// expert layer. The mixer's products are 6 h^2 per token like attention with 1.5 h wide heads, over a short chunk.
+void make_hybrid(const RunRow& row, model::ModelSpec& spec, std::vector<std::string>& assumptions) {
+  const size_t pairs = std::max<size_t>(1, spec.blocks.size() * 23 / 52);
+  spec.blocks.resize(pairs);
+  const bool wide = row.integer("experts") >= 512;  // the Super size: experts in a quarter of the width
+  for (model::BlockSpec& block : spec.blocks) {
+    block.attention.kv_heads = block.attention.heads = 3 * spec.hidden / 2 / block.attention.head_dim;
+    block.attention.window = 128;
+    if (!block.moe) continue;
+    block.moe->shared_ffn = 2 * block.moe->expert_ffn;
+    if (wide) block.moe->latent_dim = spec.hidden / 4;
+  }
+  assumptions.push_back("hybrid layer mix of Nemotron 3");
+}
+
 int64_t usual_vocab(bool gpt, std::vector<std::string>& assumptions) {
   const int64_t vocab = gpt ? 51200 : 32000;
   assumptions.push_back(fmt::format("vocab {}", vocab));
@@ -119,6 +135,7 @@ model::ModelSpec spec_of_run(const RunRow& row, std::vector<std::string>& assump
   spec.vocab = (spec.vocab + tp - 1) / tp * tp;
   spec.blocks.assign(static_cast<size_t>(row.integer("layers")), block_of_run(row, gpt, assumptions));
   add_experts(row, spec, assumptions);
+  if (row.text("kind") == "hybrid" || lower_case(row.text("model")).find("nemotron-3") != std::string::npos) make_hybrid(row, spec, assumptions);
   return spec;
 }
 

@@ -130,15 +130,18 @@ cost::Group pipeline_group(const Job& job, const cost::Tuning& tuning) {
 /// One activation to the next stage: every tensor-parallel rank sends its part of it, and gathers when the tensor is whole.
 double send_seconds(const Job& job, const Context& context, const cost::Tuning& tuning) {
   if (job.layout.pp <= 1) return 0;
-  const double bytes = 2 * context.tokens * job.model.hidden / context.tp.ranks;
+  const double bytes = 2 * context.tokens * job.model.hidden / (job.software.whole_sends ? 1 : context.tp.ranks);
   const cost::Group group = pipeline_group(job, tuning);
   double seconds = cost::send_time(bytes, group, group.per_domain < group.ranks);
-  if (!job.layout.sequence_parallel) seconds += cost::all_gather_time(2 * context.tokens * job.model.hidden, context.tp);
+  if (!job.layout.sequence_parallel && !job.software.whole_sends) seconds += cost::all_gather_time(2 * context.tokens * job.model.hidden, context.tp);
   return seconds;
 }
 
 /// Bytes per gradient element on the wire.
 double gradient_bytes(const Job& job) { return job.software.fp32_gradients ? 4 : 2; }
+
+/// Megatron's rule: 40 million parameters, or a million per rank so that large rings do not pay latency alone.
+double bucket_count(double parameters, int64_t ranks) { return std::max(1.0, std::round(parameters / std::max(40e6, 1e6 * static_cast<double>(ranks)))); }
 
 struct DataParallel {
   double reduce = 0, gather = 0, unoverlappable = 0;
@@ -153,14 +156,16 @@ DataParallel data_parallel_seconds(const Job& job, const Rank& rank, const cost:
   const auto add = [&](double parameters, int64_t ranks, int64_t stride) {
     if (parameters <= 0 || ranks <= 1) return;
     const cost::Group group = cost::group_of(job.machine, ranks, stride, tuning);
+    // Bucket by bucket: every bucket pays the latency of the ring.
+    const double buckets = bucket_count(parameters, ranks), bucket = parameters / buckets;
     if (layout.zero == 0) {
-      out.reduce += cost::all_reduce_time(gradient * parameters, group);
+      out.reduce += buckets * cost::all_reduce_time(gradient * bucket, group);
     } else if (layout.shard_group > 0 && layout.shard_group < ranks) {
-      out.reduce += cost::all_reduce_time(gradient * parameters, group);
-      out.gather += cost::all_gather_time(2 * parameters, cost::group_of(job.machine, layout.shard_group, stride, tuning));
+      out.reduce += buckets * cost::all_reduce_time(gradient * bucket, group);
+      out.gather += buckets * cost::all_gather_time(2 * bucket, cost::group_of(job.machine, layout.shard_group, stride, tuning));
     } else {
-      out.reduce += cost::all_gather_time(gradient * parameters, group);
-      out.gather += cost::all_gather_time(2 * parameters, group);
+      out.reduce += buckets * cost::all_gather_time(gradient * bucket, group);
+      out.gather += buckets * cost::all_gather_time(2 * bucket, group);
     }
   };
   add(rank.dense, layout.dp * layout.cp, layout.tp);
@@ -203,7 +208,7 @@ ShardedStep sharded_seconds(const Evaluation& run) {
     const double overlapped = (layout.zero == 3 ? 2 * gather : 0) + reduce - exposed;
     // Copies between the flat communication buffers and the parameters: out of both gathers, into the reduction.
     out.exposed += static_cast<double>(kind.count) * (exposed + cost::stream_time((parameters + experts) * 16, run.context.rates));
-    out.contention += static_cast<double>(kind.count) * overlapped * run.tuning.overlap_slowdown;
+    out.contention += static_cast<double>(kind.count) * overlapped * run.tuning.sharded_slowdown;
   }
   // Embedding and head are units of their own; the first gather and the last reduction have nothing to hide behind.
   const double ends = (job.model.embedding_parameters) / static_cast<double>(layout.tp);
@@ -270,10 +275,11 @@ Time step_time(const Job& job, const cost::Tuning& tuning) {
     time.dp = dp.reduce + dp.gather + dp.unoverlappable;
     if (job.software.overlap_dp) {
       // Reduction hides under the last micro-batch's backward, the gather under the first forward; one bucket each stays.
-      const double buckets = std::max(1.0, ranks[slowest].dense / std::max(40e6, 1e6 * static_cast<double>(layout.dp)));
-      const double tail = 1 / buckets;
-      const double reduce = std::max(dp.reduce * tail, dp.reduce - ranks[slowest].backward * (1 - tail));
-      const double gather = std::max(dp.gather * tail, dp.gather - ranks[slowest].forward * (1 - tail));
+      const double tail = 1 / bucket_count(ranks[slowest].dense, layout.dp * layout.cp);
+      // With interleaving a chunk's gradients are complete while the other chunks still run their last p micro-batches.
+      const double window = v > 1 ? 1 + (std::min(m, p) - 1) * (1 - 1 / v) : 1;
+      const double reduce = std::max(dp.reduce * tail, dp.reduce - ranks[slowest].backward * window * (1 - tail));
+      const double gather = std::max(dp.gather * tail, dp.gather - ranks[slowest].forward * window * (1 - tail));
       const double overlapped = dp.reduce + dp.gather - reduce - gather;
       time.dp = reduce + gather + dp.unoverlappable + tuning.overlap_slowdown * overlapped;
     }
