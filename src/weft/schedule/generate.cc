@@ -134,11 +134,11 @@ Schedule gpipe(const Sizes& sizes) {
 }
 
 Schedule one_f_one_b(const Sizes& sizes) {
-  return interleaved_as("1f1b", sizes);
+  return interleaved_as("1f1b", sizes, 1);
 }
 
 Schedule interleaved(const Sizes& sizes) {
-  return interleaved_as("interleaved", sizes);
+  return interleaved_as("interleaved", sizes, 2);
 }
 
 Schedule zb_h1(const Sizes& sizes) {
