@@ -3,6 +3,7 @@
 namespace weft::cli {
 
 void add_planner_commands(CLI::App& app) {
+  add_run(app);
   add_estimate(app);
 }
 

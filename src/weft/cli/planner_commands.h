@@ -5,6 +5,7 @@
 
 namespace weft::cli {
 
+void add_run(CLI::App& app);
 void add_estimate(CLI::App& app);
 
 }  // namespace weft::cli

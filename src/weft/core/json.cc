@@ -45,16 +45,20 @@ Json parse_json(std::string_view text, const std::string& source) {
     const std::string_view before = text.substr(0, std::min(text.size(), error.byte == 0 ? 0 : error.byte - 1));
     const auto line = std::count(before.begin(), before.end(), '\n') + 1;
     const size_t start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
-    throw ConfigError(fmt::format("{}:{}:{}: not valid JSON: {}", source, line, before.size() - start + 1, error.what()));
+    throw ConfigError(
+        fmt::format("{}:{}:{}: not valid JSON: {}", source, line, before.size() - start + 1, error.what()));
   }
 }
 
-Json read_json(const std::filesystem::path& path) { return parse_json(read_text(path), path.string()); }
+Json read_json(const std::filesystem::path& path) {
+  return parse_json(read_text(path), path.string());
+}
 
 namespace detail {
 
 const Json& json_at(const Json& object, const std::string& key, const std::string& source) {
-  if (!object.is_object()) throw ConfigError(fmt::format("{}: '{}' asked of a {}; an object is needed", source, key, object.type_name()));
+  if (!object.is_object())
+    throw ConfigError(fmt::format("{}: '{}' asked of a {}; an object is needed", source, key, object.type_name()));
   if (const auto found = object.find(key); found != object.end()) return *found;
   std::vector<std::string> keys;
   for (const auto& item : object.items()) keys.push_back(item.key());

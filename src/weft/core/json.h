@@ -31,7 +31,8 @@ T json_field_or(const Json& object, const std::string& key, T fallback, const st
 
 namespace detail {
 const Json& json_at(const Json& object, const std::string& key, const std::string& source);
-[[noreturn]] void json_type_error(const Json& value, const std::string& key, const std::string& source, const char* what);
+[[noreturn]] void json_type_error(const Json& value, const std::string& key, const std::string& source,
+                                  const char* what);
 }  // namespace detail
 
 template <typename T>

@@ -4,8 +4,8 @@
 #include <bit>
 #include <cmath>
 
-// Compiled with -O3 and without contraction into fused multiply-adds (src/weft/CMakeLists.txt): loops over kLanes blocks
-// become vector code whose results equal the scalar ones bit for bit.
+// Compiled with -O3 and without contraction into fused multiply-adds (src/weft/CMakeLists.txt): loops over kLanes
+// blocks become vector code whose results equal the scalar ones bit for bit.
 namespace weft::philox {
 namespace {
 
@@ -13,8 +13,8 @@ constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
 constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
 constexpr int kRounds = 10;
 
-constexpr int kLanes = 16;             // blocks made at a time
-constexpr int kBatch = 4 * kLanes;     // numbers made at a time
+constexpr int kLanes = 16;          // blocks made at a time
+constexpr int kBatch = 4 * kLanes;  // numbers made at a time
 constexpr double kTwoTo32 = 4294967296.0;
 
 /// Words of kLanes consecutive blocks, in order of their index.
@@ -53,7 +53,8 @@ inline double log_unit(double u) {
   constexpr uint64_t kSqrtHalf = 0x3FE6A09E667F3BCD;  // bits of sqrt(1/2)
   constexpr uint64_t kExponentMask = 0xFFF0000000000000;
   const uint64_t shift = (raw - kSqrtHalf) & kExponentMask;
-  // Exponent as a double without a 64-bit integer conversion, which SSE2 and AVX2 lack: bias it into the mantissa of 2^52.
+  // Exponent as a double without a 64-bit integer conversion, which SSE2 and AVX2 lack: bias it into the mantissa of
+  // 2^52.
   constexpr double kMagic = 4503599627370496.0 + 2048.0;
   const double e = std::bit_cast<double>(((shift >> 52) ^ 0x800) | 0x4330000000000000) - kMagic;
   const double m = std::bit_cast<double>(raw - shift);
@@ -67,10 +68,19 @@ inline double log_unit(double u) {
 inline void cos_sin_turn(double u, double& cosine, double& sine) {
   const double quarter = static_cast<double>(static_cast<int32_t>(u * 4.0 + 0.5));  // 0 .. 4
   const double x = (u - quarter * 0.25) * 6.28318530717958647693, z = x * x;
-  const double s = x * (1.0 + z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * (1.0 / 362880 +
-                   z * (-1.0 / 39916800 + z * (1.0 / 6227020800.0 + z * (-1.0 / 1307674368000.0))))))));
-  const double c = 1.0 + z * (-1.0 / 2 + z * (1.0 / 24 + z * (-1.0 / 720 + z * (1.0 / 40320 +
-                   z * (-1.0 / 3628800 + z * (1.0 / 479001600.0 + z * (-1.0 / 87178291200.0 + z * (1.0 / 20922789888000.0))))))));
+  const double s =
+      x * (1.0 + z * (-1.0 / 6 +
+                      z * (1.0 / 120 +
+                           z * (-1.0 / 5040 +
+                                z * (1.0 / 362880 + z * (-1.0 / 39916800 +
+                                                         z * (1.0 / 6227020800.0 + z * (-1.0 / 1307674368000.0))))))));
+  const double c =
+      1.0 +
+      z * (-1.0 / 2 +
+           z * (1.0 / 24 + z * (-1.0 / 720 +
+                                z * (1.0 / 40320 + z * (-1.0 / 3628800 + z * (1.0 / 479001600.0 +
+                                                                              z * (-1.0 / 87178291200.0 +
+                                                                                   z * (1.0 / 20922789888000.0))))))));
   const bool odd = quarter == 1.0 || quarter == 3.0;
   const double a = odd ? s : c, b = odd ? c : s;
   cosine = (quarter == 1.0 || quarter == 2.0) ? -a : a;
@@ -155,7 +165,9 @@ uint32_t bits(uint64_t seed, uint64_t stream, uint64_t index) {
                {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)})[index % 4];
 }
 
-double uniform(uint64_t seed, uint64_t stream, uint64_t index) { return bits(seed, stream, index) * (1.0 / kTwoTo32); }
+double uniform(uint64_t seed, uint64_t stream, uint64_t index) {
+  return bits(seed, stream, index) * (1.0 / kTwoTo32);
+}
 
 double normal(uint64_t seed, uint64_t stream, uint64_t index) {
   const uint64_t even = index & ~uint64_t{1};

@@ -8,7 +8,8 @@
 
 namespace weft {
 
-/// Not thread-safe. Writes to stderr by default: results own stdout.
+/// Not thread-safe. WEFT_PROGRESS=terminal in the environment rewrites the line whatever `out` is. Writes to stderr by
+/// default: results own stdout.
 class ProgressLine {
  public:
   struct Options {
@@ -39,12 +40,12 @@ class ProgressLine {
 
   Options options_;
   bool terminal_ = false;
-  bool open_ = false;       ///< text stands on the terminal's current line
+  bool open_ = false;  ///< text stands on the terminal's current line
   std::string skipped_;
   std::chrono::steady_clock::time_point next_;
 };
 
-/// Columns of the terminal behind `out`; 80 when unknown.
+/// Columns of the terminal behind `out`, else COLUMNS, else 80.
 int terminal_width(std::FILE* out);
 
 /// At most `columns` characters of UTF-8 text; what was cut is shown as "...".

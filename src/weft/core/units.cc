@@ -51,7 +51,9 @@ std::string count_text(double count) {
   return scaled_text(count, 1000, units);
 }
 
-std::string rate_text(double per_second, const std::string& what) { return count_text(per_second) + " " + what + "/s"; }
+std::string rate_text(double per_second, const std::string& what) {
+  return count_text(per_second) + " " + what + "/s";
+}
 
 std::string bandwidth_text(double bytes_per_second) {
   static constexpr std::array units{"B/s", "KB/s", "MB/s", "GB/s", "TB/s"};
@@ -70,7 +72,12 @@ std::string seconds_text(double seconds) {
   if (seconds < 0.9995e-3) return digits(seconds * 1e6) + " us";
   if (seconds < 0.9995) return digits(seconds * 1e3) + " ms";
   if (seconds < 59.95) return digits(seconds) + " s";
-  struct Pair { const char* big; int64_t big_seconds; const char* small; int64_t small_seconds; };
+  struct Pair {
+    const char* big;
+    int64_t big_seconds;
+    const char* small;
+    int64_t small_seconds;
+  };
   static constexpr std::array pairs{Pair{"min", 60, "s", 1}, Pair{"h", 3600, "min", 60}, Pair{"d", 86400, "h", 3600}};
   for (size_t i = 0; i < pairs.size(); ++i) {
     const Pair& pair = pairs[i];

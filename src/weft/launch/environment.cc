@@ -42,8 +42,10 @@ class Reader {
     int result = 0;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
     if (error == std::errc() && end == value.data() + value.size() && result >= least && result <= most) return result;
-    const std::string rule = most == kMost ? fmt::format("of at least {}", least) : fmt::format("from {} to {}", least, most);
-    findings.add(name, fmt::format("'{}' is not a whole number {}", value, rule), "let the launcher set it, or correct it");
+    const std::string rule =
+        most == kMost ? fmt::format("of at least {}", least) : fmt::format("from {} to {}", least, most);
+    findings.add(name, fmt::format("'{}' is not a whole number {}", value, rule),
+                 "let the launcher set it, or correct it");
     return std::nullopt;
   }
 
@@ -53,7 +55,8 @@ class Reader {
   }
 
   void below(const std::string& small, int value, const std::string& big, int limit) {
-    if (value >= limit) findings.add(small, fmt::format("{} must be below {} = {}", value, big, limit), "the two contradict each other");
+    if (value >= limit)
+      findings.add(small, fmt::format("{} must be below {} = {}", value, big, limit), "the two contradict each other");
   }
 
   static constexpr int kMost = 1 << 24;  // ranks; far above any machine, far below overflow
@@ -100,10 +103,12 @@ RankEnvironment from_torchrun(Reader& reader) {
                         "set LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK as torchrun does");
   }
   env.local_size = reader.number("LOCAL_WORLD_SIZE", 1, Reader::kMost).value_or(env.size);
-  env.local_rank = reader.number("LOCAL_RANK", 0, Reader::kMost).value_or(env.local_size == env.size ? env.rank : env.rank % env.local_size);
+  env.local_rank = reader.number("LOCAL_RANK", 0, Reader::kMost)
+                       .value_or(env.local_size == env.size ? env.rank : env.rank % env.local_size);
   reader.below("LOCAL_RANK", env.local_rank, "LOCAL_WORLD_SIZE", env.local_size);
   if (env.local_size > env.size) {
-    reader.findings.add("LOCAL_WORLD_SIZE", fmt::format("{} exceeds WORLD_SIZE = {}", env.local_size, env.size), "the two contradict each other");
+    reader.findings.add("LOCAL_WORLD_SIZE", fmt::format("{} exceeds WORLD_SIZE = {}", env.local_size, env.size),
+                        "the two contradict each other");
   }
   const bool one_node = env.local_size == env.size;
   env.node = reader.number("GROUP_RANK", 0, Reader::kMost).value_or(one_node ? 0 : -1);
@@ -113,7 +118,8 @@ RankEnvironment from_torchrun(Reader& reader) {
   env.restart = reader.number("TORCHELASTIC_RESTART_COUNT", 0, Reader::kMost).value_or(0);
   take_master(reader, env, "");
   if (env.size > 1 && !reader.has("MASTER_PORT")) {
-    reader.findings.add("MASTER_PORT", fmt::format("is not set, and there are {} ranks", env.size), "set it to a free port of rank 0's host");
+    reader.findings.add("MASTER_PORT", fmt::format("is not set, and there are {} ranks", env.size),
+                        "set it to a free port of rank 0's host");
   }
   env.agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   constexpr int kMostDescriptor = 1 << 20;  // Linux's default ceiling of RLIMIT_NOFILE
@@ -136,7 +142,8 @@ RankEnvironment from_mpi(Reader& reader, const MpiNames& names, std::string run_
   env.local_size = reader.number(names.local_size, 1, Reader::kMost).value_or(env.size);
   reader.below(names.local_rank, env.local_rank, names.local_size, env.local_size);
   if (env.local_size > env.size) {
-    reader.findings.add(names.local_size, fmt::format("{} exceeds {} = {}", env.local_size, names.size, env.size), "the two contradict each other");
+    reader.findings.add(names.local_size, fmt::format("{} exceeds {} = {}", env.local_size, names.size, env.size),
+                        "the two contradict each other");
   }
   const bool one_node = env.local_size == env.size;
   env.node = one_node ? 0 : -1;
@@ -146,7 +153,9 @@ RankEnvironment from_mpi(Reader& reader, const MpiNames& names, std::string run_
 }
 
 RankEnvironment from_open_mpi(Reader& reader) {
-  return from_mpi(reader, {Source::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+  return from_mpi(reader,
+                  {Source::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                   "OMPI_COMM_WORLD_LOCAL_SIZE"},
                   reader.first_text({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}));
 }
 
@@ -156,7 +165,8 @@ std::string parent_identity() {
   std::ifstream stat(fmt::format("/proc/{}/stat", parent));
   std::string line;
   std::getline(stat, line);
-  // The name in brackets may hold anything; 20 fields behind it comes the start time in clock ticks (man 5 proc, field 22).
+  // The name in brackets may hold anything; 20 fields behind it comes the start time in clock ticks (man 5 proc, field
+  // 22).
   std::istringstream rest(line.substr(std::min(line.size(), line.rfind(')') + 1)));
   std::string field;
   for (int i = 0; i < 20; ++i) rest >> field;
@@ -165,10 +175,12 @@ std::string parent_identity() {
 
 RankEnvironment from_pmi(Reader& reader) {
   const std::string job = reader.text("PMI_JOBID");
-  return from_mpi(reader, {Source::pmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, job.empty() ? parent_identity() : job);
+  return from_mpi(reader, {Source::pmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+                  job.empty() ? parent_identity() : job);
 }
 
-/// Slurm numbers steps that no srun made (batch script, interactive shell, ...) from here on (slurm.h, SLURM_MAX_NORMAL_STEP_ID).
+/// Slurm numbers steps that no srun made (batch script, interactive shell, ...) from here on (slurm.h,
+/// SLURM_MAX_NORMAL_STEP_ID).
 constexpr uint64_t kFirstSpecialStep = 0xfffffff0;
 
 bool inside_slurm_step(const Reader& reader) {
@@ -186,9 +198,12 @@ RankEnvironment from_slurm(Reader& reader) {
   reader.below("SLURM_PROCID", env.rank, size_name, env.size);
   env.local_rank = reader.required("SLURM_LOCALID", 0, "srun sets it");
   env.node = reader.number("SLURM_NODEID", 0, Reader::kMost).value_or(0);
-  env.nodes = reader.number(reader.has("SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES", 1, Reader::kMost).value_or(1);
+  env.nodes =
+      reader.number(reader.has("SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES", 1, Reader::kMost)
+          .value_or(1);
   reader.below("SLURM_NODEID", env.node, "the number of nodes", env.nodes);
-  const std::string counts_name = reader.has("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
+  const std::string counts_name =
+      reader.has("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
   env.local_size = env.nodes == 1 ? env.size : 1;
   if (env.nodes > 1) {
     try {
@@ -196,18 +211,21 @@ RankEnvironment from_slurm(Reader& reader) {
       if (env.node < static_cast<int>(counts.size())) {
         env.local_size = counts[static_cast<size_t>(env.node)];
       } else {
-        reader.findings.add(counts_name, fmt::format("'{}' names {} nodes, and SLURM_NODEID is {}", reader.text(counts_name), counts.size(), env.node));
+        reader.findings.add(counts_name, fmt::format("'{}' names {} nodes, and SLURM_NODEID is {}",
+                                                     reader.text(counts_name), counts.size(), env.node));
       }
     } catch (const ConfigError& error) {
       reader.findings.add(counts_name, error.what());
     }
   }
   reader.below("SLURM_LOCALID", env.local_rank, "the tasks of this node", env.local_size);
-  env.run_id = reader.first_text({"SLURM_JOB_ID", "SLURM_JOBID"}) + "." + reader.first_text({"SLURM_STEP_ID", "SLURM_STEPID"});
+  env.run_id =
+      reader.first_text({"SLURM_JOB_ID", "SLURM_JOBID"}) + "." + reader.first_text({"SLURM_STEP_ID", "SLURM_STEPID"});
   env.restart = reader.number("SLURM_RESTART_COUNT", 0, Reader::kMost).value_or(0);
   std::string first_host;
   try {
-    const auto hosts = expand_slurm_hosts(reader.first_text({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}));
+    const auto hosts =
+        expand_slurm_hosts(reader.first_text({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}));
     if (!hosts.empty()) first_host = hosts.front();
   } catch (const ConfigError& error) {
     reader.findings.add("SLURM_STEP_NODELIST", error.what());
@@ -220,12 +238,16 @@ RankEnvironment alone(const Reader& reader) {
   RankEnvironment env;
   const std::string tasks = reader.text("SLURM_NTASKS");
   if (!tasks.empty() && tasks != "1") {
-    env.note = fmt::format("this Slurm allocation has {} tasks, but this process is no task of a step and runs alone: start it with srun", tasks);
+    env.note = fmt::format(
+        "this Slurm allocation has {} tasks, but this process is no task of a step and runs alone: start it with srun",
+        tasks);
   }
   return env;
 }
 
-[[noreturn]] void malformed(const std::string& list, const char* rule) { throw ConfigError(fmt::format("'{}' is not {}", list, rule)); }
+[[noreturn]] void malformed(const std::string& list, const char* rule) {
+  throw ConfigError(fmt::format("'{}' is not {}", list, rule));
+}
 
 /// Parts at commas outside brackets.
 std::vector<std::string> split_outside_brackets(const std::string& list) {
@@ -246,19 +268,22 @@ std::vector<std::string> split_outside_brackets(const std::string& list) {
 constexpr const char* kHostRule = "a Slurm host list such as n[1-4,7]";
 
 /// Appends prefix + numbers of "1-3,07" (widths kept) + every expansion of `suffix`.
-void expand_range(const std::string& list, const std::string& prefix, const std::string& ranges, const std::string& suffix,
-                  std::vector<std::string>& out) {
+void expand_range(const std::string& list, const std::string& prefix, const std::string& ranges,
+                  const std::string& suffix, std::vector<std::string>& out) {
   const std::vector<std::string> tails = suffix.empty() ? std::vector<std::string>{""} : expand_slurm_hosts(suffix);
   std::istringstream pieces(ranges);
   for (std::string piece; std::getline(pieces, piece, ',');) {
     const size_t dash = piece.find('-');
     const std::string first = piece.substr(0, dash), last = dash == std::string::npos ? first : piece.substr(dash + 1);
     int64_t low = 0, high = 0;
-    const bool good = std::from_chars(first.data(), first.data() + first.size(), low).ptr == first.data() + first.size() && !first.empty() &&
-                      std::from_chars(last.data(), last.data() + last.size(), high).ptr == last.data() + last.size() && !last.empty();
+    const bool good =
+        std::from_chars(first.data(), first.data() + first.size(), low).ptr == first.data() + first.size() &&
+        !first.empty() &&
+        std::from_chars(last.data(), last.data() + last.size(), high).ptr == last.data() + last.size() && !last.empty();
     if (!good || low > high || high - low > Reader::kMost) malformed(list, kHostRule);
     for (int64_t number = low; number <= high; ++number) {
-      for (const std::string& tail : tails) out.push_back(fmt::format("{}{:0{}}{}", prefix, number, first.size(), tail));
+      for (const std::string& tail : tails)
+        out.push_back(fmt::format("{}{:0{}}{}", prefix, number, first.size(), tail));
     }
   }
 }
@@ -267,11 +292,16 @@ void expand_range(const std::string& list, const std::string& prefix, const std:
 
 std::string_view name(Source source) {
   switch (source) {
-    case Source::alone: return "alone";
-    case Source::torchrun: return "torchrun";
-    case Source::slurm: return "Slurm";
-    case Source::open_mpi: return "Open MPI";
-    case Source::pmi: return "PMI";
+    case Source::alone:
+      return "alone";
+    case Source::torchrun:
+      return "torchrun";
+    case Source::slurm:
+      return "Slurm";
+    case Source::open_mpi:
+      return "Open MPI";
+    case Source::pmi:
+      return "PMI";
   }
   throw InternalError("unknown launch source");
 }
@@ -304,11 +334,13 @@ RankEnvironment read_environment(const Environment& environment) {
   return result;
 }
 
-RankEnvironment read_environment() { return read_environment(process_environment()); }
+RankEnvironment read_environment() {
+  return read_environment(process_environment());
+}
 
 std::string local_rendezvous_key(const RankEnvironment& env) {
-  const std::string text = fmt::format("{}|{}|{}|{}|{}|{}|{}", ::getuid(), name(env.source), env.run_id, env.restart, env.master_addr,
-                                       env.master_port, env.size);
+  const std::string text = fmt::format("{}|{}|{}|{}|{}|{}|{}", ::getuid(), name(env.source), env.run_id, env.restart,
+                                       env.master_addr, env.master_port, env.size);
   return fmt::format("{:016x}", philox::stream_of(text));
 }
 

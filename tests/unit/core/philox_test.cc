@@ -29,7 +29,8 @@ TEST(Philox, SeedIsTheKeyAndIndexAndStreamAreTheCounter) {
 TEST(Philox, StreamOfIsStable) {
   EXPECT_EQ(stream_of("layers.0.attn.wq.weight"), stream_of("layers.0.attn.wq.weight"));
   std::set<uint64_t> streams;
-  for (int layer = 0; layer < 1000; ++layer) streams.insert(stream_of("layers." + std::to_string(layer) + ".attn.wq.weight"));
+  for (int layer = 0; layer < 1000; ++layer)
+    streams.insert(stream_of("layers." + std::to_string(layer) + ".attn.wq.weight"));
   EXPECT_EQ(streams.size(), 1000u);
   // Files and runs of earlier versions depend on these numbers.
   EXPECT_EQ(stream_of(""), 0xf52a15e9a9b5e89bu);
@@ -58,8 +59,12 @@ void expect_slices_agree() {
   }
 }
 
-TEST(Philox, SlicesAgreeFloat) { expect_slices_agree<float>(); }
-TEST(Philox, SlicesAgreeDouble) { expect_slices_agree<double>(); }
+TEST(Philox, SlicesAgreeFloat) {
+  expect_slices_agree<float>();
+}
+TEST(Philox, SlicesAgreeDouble) {
+  expect_slices_agree<double>();
+}
 
 TEST(Philox, FloatIsDoubleRounded) {
   std::vector<float> narrow(4096);
@@ -72,7 +77,8 @@ TEST(Philox, FloatIsDoubleRounded) {
 // The vector code against the C library's functions.
 TEST(Philox, NormalIsBoxMullerOfTheWords) {
   for (uint64_t i = 0; i < 100000; i += 2) {
-    const double u = (bits(1, 2, i) + 0.5) / 4294967296.0, angle = 2 * std::numbers::pi * (bits(1, 2, i + 1) / 4294967296.0);
+    const double u = (bits(1, 2, i) + 0.5) / 4294967296.0,
+                 angle = 2 * std::numbers::pi * (bits(1, 2, i + 1) / 4294967296.0);
     const double radius = std::sqrt(-2 * std::log(u));
     ASSERT_NEAR(normal(1, 2, i), radius * std::cos(angle), 4e-15) << i;
     ASSERT_NEAR(normal(1, 2, i + 1), radius * std::sin(angle), 4e-15) << i;
@@ -104,7 +110,9 @@ TEST(Philox, MomentsAndRanges) {
   EXPECT_NEAR(neighbours, 0.0, 5 * sigma);
 }
 
-TEST(Philox, EmptyRange) { fill_normal(std::span<float>(), 1, 2, 3); }
+TEST(Philox, EmptyRange) {
+  fill_normal(std::span<float>(), 1, 2, 3);
+}
 
 }  // namespace
 }  // namespace weft::philox

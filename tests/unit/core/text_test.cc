@@ -24,7 +24,8 @@ std::string error_text(const std::function<void()>& fn) {
 }
 
 struct TemporaryFolder {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("weft_text_test_" + std::to_string(::getpid()));
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("weft_text_test_" + std::to_string(::getpid()));
   TemporaryFolder() { std::filesystem::create_directories(path); }
   ~TemporaryFolder() { std::filesystem::remove_all(path); }
 };
@@ -90,8 +91,10 @@ TEST(JsonHelpers, MissingAndMistypedFields) {
   EXPECT_EQ(json_field_or<int>(object, "layers", 3, "c.json"), 3);
   EXPECT_EQ(error_text([&] { json_field<int>(object, "hiden_size", "c.json"); }),
             "c.json: key 'hiden_size' is missing (did you mean 'hidden_size'?)");
-  EXPECT_NE(error_text([&] { json_field_or<int>(object, "name", 3, "c.json"); }).find("\"x\" has the wrong type"), std::string::npos);
-  EXPECT_NE(error_text([&] { json_field<int>(Json(3), "a", "c.json"); }).find("an object is needed"), std::string::npos);
+  EXPECT_NE(error_text([&] { json_field_or<int>(object, "name", 3, "c.json"); }).find("\"x\" has the wrong type"),
+            std::string::npos);
+  EXPECT_NE(error_text([&] { json_field<int>(Json(3), "a", "c.json"); }).find("an object is needed"),
+            std::string::npos);
 }
 
 TEST(JsonHelpers, FilesRoundTripAndErrorsNameThem) {
@@ -129,13 +132,33 @@ TEST(Progress, PlainLinesWithoutATerminal) {
   EXPECT_EQ(read_text(file), "step 1\nsaved\nstep 3\n");
 }
 
+TEST(Progress, OneRewrittenLineOnATerminal) {
+  const TemporaryFolder folder;
+  const std::filesystem::path file = folder.path / "log";
+  std::FILE* out = std::fopen(file.c_str(), "w");
+  ::setenv("WEFT_PROGRESS", "terminal", 1);
+  ::setenv("COLUMNS", "10", 1);
+  {
+    ProgressLine line({.out = out, .redraw_interval = std::chrono::milliseconds(0)});
+    line.show("step 1");
+    line.show("step 2 of a long line");
+    line.keep("saved");
+    line.show("step 3");
+  }
+  ::unsetenv("WEFT_PROGRESS");
+  ::unsetenv("COLUMNS");
+  std::fclose(out);
+  EXPECT_EQ(read_text(file), "\rstep 1\033[K\rstep 2...\033[K\r\033[Ksaved\n\rstep 3\033[K\n");
+}
+
 TEST(Errors, FindingsAreToldTogether) {
   Findings findings;
   findings.throw_if_any("nothing");
   findings.add("train.lr", "-1 is negative; it must be positive", "use 1e-3");
   findings.add("layout.dp", "0 ranks");
-  EXPECT_EQ(error_text([&] { findings.throw_if_any("x.toml"); }),
-            "x.toml: 2 problems\n  train.lr: -1 is negative; it must be positive\n    -> use 1e-3\n  layout.dp: 0 ranks");
+  EXPECT_EQ(
+      error_text([&] { findings.throw_if_any("x.toml"); }),
+      "x.toml: 2 problems\n  train.lr: -1 is negative; it must be positive\n    -> use 1e-3\n  layout.dp: 0 ranks");
   EXPECT_EQ(findings.text(), "train.lr: -1 is negative; it must be positive (use 1e-3)\nlayout.dp: 0 ranks\n");
 }
 

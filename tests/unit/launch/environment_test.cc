@@ -27,18 +27,37 @@ std::string error_of(const Environment& environment) {
 }
 
 // What torchrun of PyTorch 2.15 sets with --nnodes 2 --nproc-per-node 2 on the second node.
-const Environment kTorchrun{{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"GROUP_RANK", "1"},
-                            {"GROUP_WORLD_SIZE", "2"}, {"MASTER_ADDR", "n0"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "job7"},
-                            {"TORCHELASTIC_RESTART_COUNT", "2"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+const Environment kTorchrun{{"RANK", "3"},
+                            {"WORLD_SIZE", "4"},
+                            {"LOCAL_RANK", "1"},
+                            {"LOCAL_WORLD_SIZE", "2"},
+                            {"GROUP_RANK", "1"},
+                            {"GROUP_WORLD_SIZE", "2"},
+                            {"MASTER_ADDR", "n0"},
+                            {"MASTER_PORT", "29500"},
+                            {"TORCHELASTIC_RUN_ID", "job7"},
+                            {"TORCHELASTIC_RESTART_COUNT", "2"},
+                            {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
 
 // What srun -N2 -n4 of Slurm 22.05 sets for the last task.
-const Environment kSlurm{{"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"},
-                         {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"}, {"SLURM_NNODES", "2"},
-                         {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}, {"SLURM_STEP_NODELIST", "n[0-1]"}};
+const Environment kSlurm{{"SLURM_JOB_ID", "12"},
+                         {"SLURM_STEP_ID", "0"},
+                         {"SLURM_PROCID", "3"},
+                         {"SLURM_NTASKS", "4"},
+                         {"SLURM_STEP_NUM_TASKS", "4"},
+                         {"SLURM_LOCALID", "1"},
+                         {"SLURM_NODEID", "1"},
+                         {"SLURM_NNODES", "2"},
+                         {"SLURM_STEP_NUM_NODES", "2"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+                         {"SLURM_STEP_NODELIST", "n[0-1]"}};
 
 // What mpirun -n 2 of Open MPI 4.1 sets on one node.
-const Environment kOpenMpi{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "1839005697"}};
+const Environment kOpenMpi{{"OMPI_COMM_WORLD_RANK", "1"},
+                           {"OMPI_COMM_WORLD_SIZE", "2"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                           {"PMIX_NAMESPACE", "1839005697"}};
 
 // What mpiexec -n 2 of MPICH 4.0 sets on one node.
 const Environment kPmi{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
@@ -118,13 +137,17 @@ TEST(Environment, Slurm) {
 }
 
 TEST(Environment, SlurmUnevenTasks) {
-  const auto env = read_environment(with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "3"}, {"SLURM_PROCID", "2"}, {"SLURM_LOCALID", "0"}, {"SLURM_STEP_TASKS_PER_NODE", "2,1"}}));
+  const auto env = read_environment(with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "3"},
+                                                  {"SLURM_PROCID", "2"},
+                                                  {"SLURM_LOCALID", "0"},
+                                                  {"SLURM_STEP_TASKS_PER_NODE", "2,1"}}));
   EXPECT_EQ(env.local_size, 1);
 }
 
 // A batch script has SLURM_PROCID = 0 and SLURM_NTASKS too, but is no task of a step.
 TEST(Environment, SlurmOutsideAStepIsAloneAndSaysSo) {
-  for (const Environment& outside : {without(kSlurm, "SLURM_STEP_ID"), with(kSlurm, {{"SLURM_STEP_ID", "4294967291"}}), with(kSlurm, {{"SLURM_STEP_ID", "4294967290"}})}) {
+  for (const Environment& outside : {without(kSlurm, "SLURM_STEP_ID"), with(kSlurm, {{"SLURM_STEP_ID", "4294967291"}}),
+                                     with(kSlurm, {{"SLURM_STEP_ID", "4294967290"}})}) {
     const RankEnvironment env = read_environment(outside);
     EXPECT_EQ(env.source, Source::alone);
     EXPECT_EQ(env.size, 1);
@@ -168,13 +191,17 @@ TEST(Environment, EveryMalformedValueIsNamed) {
 TEST(Environment, ContradictionsAreNamed) {
   EXPECT_THAT(error_of({{"RANK", "0"}}), HasSubstr("WORLD_SIZE: is not set"));
   EXPECT_THAT(error_of({{"WORLD_SIZE", "2"}}), HasSubstr("RANK: is not set"));
-  EXPECT_THAT(error_of(with(kTorchrun, {{"LOCAL_RANK", "2"}})), HasSubstr("LOCAL_RANK: 2 must be below LOCAL_WORLD_SIZE = 2"));
-  EXPECT_THAT(error_of(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "8"}})), HasSubstr("LOCAL_WORLD_SIZE: 8 exceeds WORLD_SIZE = 4"));
+  EXPECT_THAT(error_of(with(kTorchrun, {{"LOCAL_RANK", "2"}})),
+              HasSubstr("LOCAL_RANK: 2 must be below LOCAL_WORLD_SIZE = 2"));
+  EXPECT_THAT(error_of(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "8"}})),
+              HasSubstr("LOCAL_WORLD_SIZE: 8 exceeds WORLD_SIZE = 4"));
   EXPECT_THAT(error_of(with(kTorchrun, {{"WORLD_SIZE", "-1"}})), HasSubstr("WORLD_SIZE: '-1'"));
   EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("MASTER_PORT: is not set"));
-  EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "far"}, {"MASTER_PORT", "1"}}), HasSubstr("LOCAL_WORLD_SIZE: is not set"));
+  EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "far"}, {"MASTER_PORT", "1"}}),
+              HasSubstr("LOCAL_WORLD_SIZE: is not set"));
   EXPECT_THAT(error_of(with(kSlurm, {{"SLURM_LOCALID", "2"}})), HasSubstr("SLURM_LOCALID: 2 must be below"));
-  EXPECT_THAT(error_of(with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(x"}})), HasSubstr("SLURM_STEP_TASKS_PER_NODE: '2(x'"));
+  EXPECT_THAT(error_of(with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(x"}})),
+              HasSubstr("SLURM_STEP_TASKS_PER_NODE: '2(x'"));
   EXPECT_THAT(error_of(with(kPmi, {{"PMI_RANK", "9"}})), HasSubstr("PMI_RANK: 9 must be below PMI_SIZE = 2"));
 }
 

@@ -1,0 +1,265 @@
+// `weft run` with real processes: shell scripts as ranks.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "weft/core/json.h"
+#include "weft/launch/spawn.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Result {
+  int code = -1;  ///< 128 + signal when killed
+  std::string out, err;
+};
+
+class WeftRun : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / ("weft_run_test_" + std::to_string(::getpid()));
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_ / "tmp");
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  pid_t start(const std::vector<std::string>& arguments, const std::string& omp_threads = "") {
+    launch::SpawnOptions options{.command = {WEFT_BINARY, "run"}, .environment = launch::process_environment()};
+    options.command.insert(options.command.end(), arguments.begin(), arguments.end());
+    options.environment.erase("OMP_NUM_THREADS");
+    if (!omp_threads.empty()) options.environment["OMP_NUM_THREADS"] = omp_threads;
+    options.environment["TMPDIR"] = (folder_ / "tmp").string();
+    options.environment["F"] = folder_.string();
+    options.stdout_fd = ::open((folder_ / "out").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    options.stderr_fd = ::open((folder_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    const pid_t pid = launch::spawn(options);
+    ::close(options.stdout_fd);
+    ::close(options.stderr_fd);
+    return pid;
+  }
+
+  Result finish(pid_t pid) {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    return {WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status), read_text(folder_ / "out"),
+            read_text(folder_ / "err")};
+  }
+
+  Result run(const std::vector<std::string>& arguments, const std::string& omp_threads = "") {
+    return finish(start(arguments, omp_threads));
+  }
+
+  /// Waits for files that the ranks make, bounded by CTest's time-out.
+  void wait_for(const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      while (!std::filesystem::exists(folder_ / name)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+
+  /// A process id that a rank wrote.
+  pid_t pid_in(const std::string& name) { return std::stoi(read_text(folder_ / name)); }
+
+  /// Waits until a process that is no child of this one has ended; where init reaps no orphans it stays a zombie.
+  static void wait_for_end(pid_t pid) {
+    for (;;) {
+      std::string state;
+      std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+      stat >> state >> state >> state;  // pid (name) state; the names here hold no blank
+      if (!stat || state == "Z" || state == "X") return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(WeftRun, GivesTorchrunsEnvironment) {
+  const Result result =
+      run({"-n", "3", "--tee", "all", "--", "sh", "-c",
+           "echo $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE node $GROUP_RANK master $MASTER_ADDR restart "
+           "$TORCHELASTIC_RESTART_COUNT id ${WEFT_RUN_ID:+set} omp $OMP_NUM_THREADS fd ${WEFT_MASTER_LISTEN_FD:+set}"},
+          "5");
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[0] 0/3 local 0/3 node 0 master 127.0.0.1 restart 0 id set omp 5 fd set\n"));
+  EXPECT_THAT(result.out, HasSubstr("[1] 1/3 local 1/3 node 0 master 127.0.0.1 restart 0 id set omp 5 fd\n"));
+  EXPECT_THAT(result.out, HasSubstr("[2] 2/3 local 2/3"));
+  EXPECT_EQ(result.err, "");
+  EXPECT_TRUE(std::filesystem::is_empty(folder_ / "tmp"));  // logs of a good run go when nobody asked for them
+}
+
+TEST_F(WeftRun, CoresAreSharedByTheRanks) {
+  const auto threads = [](unsigned ranks) {
+    return std::to_string(std::max(1U, std::thread::hardware_concurrency() / ranks)) + "\n";
+  };
+  EXPECT_EQ(run({"-n", "1", "--", "sh", "-c", "echo $OMP_NUM_THREADS"}).out, threads(1));
+  EXPECT_EQ(run({"-n", "3", "--", "sh", "-c", "echo $OMP_NUM_THREADS"}).out, threads(3));
+}
+
+// The port is free for programs that bind it themselves; those that take the inherited socket find it bound to the same
+// port.
+TEST_F(WeftRun, MasterSocketIsInheritedByRankZeroOnly) {
+  const Result result = run({"-n", "2", "--tee", "all", "--", "sh", "-c",
+                             "if [ $RANK = 0 ]; then readlink /proc/$$/fd/$WEFT_MASTER_LISTEN_FD; else ls -l "
+                             "/proc/$$/fd | grep -c socket; fi; true"});
+  EXPECT_THAT(result.out, HasSubstr("[0] socket:["));
+  EXPECT_THAT(result.out, HasSubstr("[1] 0\n"));
+}
+
+TEST_F(WeftRun, ShowsRankZeroAsItIsAndKeepsStreamsApart) {
+  const Result result = run({"-n", "2", "--", "sh", "-c", "echo result $RANK; echo note $RANK >&2"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.out, "result 0\n");
+  EXPECT_EQ(result.err, "note 0\n");
+}
+
+TEST_F(WeftRun, LogsEveryRank) {
+  const Result result = run({"-n", "2", "--tee", "none", "--log-dir", (folder_ / "logs").string(), "--", "sh", "-c",
+                             "printf 'step 1\\rstep 2\\033[K\\nlast without newline %s' $RANK"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(read_text(folder_ / "logs" / "rank-1.log"), "step 2\nlast without newline 1\n");
+  EXPECT_EQ(read_text(folder_ / "logs" / "rank-0.log"), "step 2\nlast without newline 0\n");
+}
+
+TEST_F(WeftRun, OtherRanksReadNothing) {
+  const Result result = run({"-n", "2", "--tee", "1", "--", "sh", "-c", "if [ $RANK = 1 ]; then cat; echo end; fi"});
+  EXPECT_EQ(result.out, "end\n");
+}
+
+TEST_F(WeftRun, FirstFailureEndsAllAndIsReported) {
+  const Result result =
+      run({"-n", "3", "--", "sh", "-c",
+           "echo $$ > $F/pid$RANK; if [ $RANK = 1 ]; then while ! [ -s $F/pid0 -a -s $F/pid2 ]; do :; done; "
+           "echo the reason is here >&2; exit 7; fi; sleep 1000"});
+  EXPECT_EQ(result.code, 7);
+  EXPECT_THAT(result.err, HasSubstr("weft run: rank 1 exited with code 7 after "));
+  EXPECT_THAT(result.err, HasSubstr("2 other ranks were stopped"));
+  EXPECT_THAT(result.err, HasSubstr("  | the reason is here\n"));
+  const std::string mark = "weft run: log of rank 1: ";
+  const size_t at = result.err.rfind(mark);
+  ASSERT_NE(at, std::string::npos) << result.err;
+  const std::string log = result.err.substr(at + mark.size());
+  EXPECT_EQ(read_text(log.substr(0, log.size() - 1)), "the reason is here\n");
+  wait_for_end(pid_in("pid0"));
+  wait_for_end(pid_in("pid2"));
+}
+
+TEST_F(WeftRun, StubbornRanksAndTheirChildrenAreKilled) {
+  const Result result =
+      run({"-n", "3", "--grace", "0.2", "--", "sh", "-c",
+           "trap '' TERM; sleep 1000 & echo $! > $F/child$RANK; "
+           "if [ $RANK = 2 ]; then while ! [ -s $F/child0 -a -s $F/child1 ]; do :; done; exit 9; fi; wait"});
+  EXPECT_EQ(result.code, 9);
+  for (const char* child : {"child0", "child1", "child2"}) wait_for_end(pid_in(child));
+}
+
+TEST_F(WeftRun, DeathBySignalIsNamed) {
+  const Result result = run({"-n", "3", "--", "sh", "-c", "if [ $RANK = 2 ]; then kill -SEGV $$; fi; sleep 1000"});
+  EXPECT_EQ(result.code, 128 + SIGSEGV);
+  EXPECT_THAT(result.err, HasSubstr("rank 2 was killed by signal 11 (SIGSEGV)"));
+}
+
+// Ranks that lose a peer end with code 3, often before the peer itself has ended.
+TEST_F(WeftRun, TheCulpritIsBlamedAndNotWhoReportsIt) {
+  const Result result =
+      run({"-n", "3", "--", "sh", "-c",
+           "if [ $RANK = 1 ]; then while ! [ -e $F/gone0 -a -e $F/gone2 ]; do :; done; echo my own fault; exit 5; fi; "
+           "echo peer lost; touch $F/gone$RANK; exit 3"});
+  EXPECT_EQ(result.code, 5);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 exited with code 5"), HasSubstr("| my own fault"),
+                                Not(HasSubstr("| peer lost"))));
+}
+
+TEST_F(WeftRun, CommErrorAloneIsReported) {
+  const Result result =
+      run({"-n", "2", "--grace", "0.1", "--", "sh", "-c", "if [ $RANK = 0 ]; then exit 3; fi; sleep 1000"});
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.err, HasSubstr("rank 0 exited with code 3"));
+}
+
+TEST_F(WeftRun, RestartsAllRanks) {
+  const Result result =
+      run({"-n", "2", "--max-restarts", "2", "--log-dir", (folder_ / "logs").string(), "--", "sh", "-c",
+           "echo attempt $TORCHELASTIC_RESTART_COUNT; if [ $TORCHELASTIC_RESTART_COUNT = 0 -a $RANK = 1 ]; then exit "
+           "4; fi"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("restart 1 of at most 2"));
+  EXPECT_EQ(read_text(folder_ / "logs" / "rank-0.restart-1.log"), "attempt 1\n");
+  EXPECT_EQ(run({"-n", "2", "--max-restarts", "1", "--", "sh", "-c", "exit 6"}).code, 6);
+  EXPECT_THAT(run({"-n", "2", "--max-restarts", "1", "--", "sh", "-c", "exit 2"}).err,
+              Not(HasSubstr("restart 1")));  // a wrong config stays wrong
+}
+
+TEST_F(WeftRun, InterruptIsForwardedAndRanksMayFinish) {
+  const pid_t pid = start({"-n", "3", "--tee", "all", "--", "sh", "-c",
+                           "trap 'echo saved; exit 0' INT; touch $F/ready$RANK; while :; do sleep 0.05; done"});
+  wait_for({"ready0", "ready1", "ready2"});
+  ::kill(pid, SIGINT);
+  const Result result = finish(pid);
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[0] saved"), HasSubstr("[1] saved"), HasSubstr("[2] saved")));
+  EXPECT_THAT(result.err, HasSubstr("SIGINT goes to all ranks"));
+}
+
+TEST_F(WeftRun, InterruptEndsOrdinaryPrograms) {
+  const pid_t pid = start({"-n", "2", "--", "sh", "-c", "touch $F/ready$RANK; exec sleep 1000"});
+  wait_for({"ready0", "ready1"});
+  ::kill(pid, SIGTERM);
+  EXPECT_EQ(finish(pid).code, 128 + SIGTERM);
+}
+
+TEST_F(WeftRun, SecondInterruptKills) {
+  const pid_t pid = start(
+      {"-n", "2", "--", "sh", "-c", "trap 'touch $F/had$RANK' INT; touch $F/ready$RANK; while :; do sleep 0.05; done"});
+  wait_for({"ready0", "ready1"});
+  ::kill(pid, SIGINT);
+  wait_for({"had0", "had1"});
+  ::kill(pid, SIGINT);
+  EXPECT_EQ(finish(pid).code, 128 + SIGKILL);
+}
+
+TEST_F(WeftRun, RanksDieWithTheLauncher) {
+  const pid_t pid = start({"-n", "2", "--", "sh", "-c", "echo $$ > $F/pid$RANK; touch $F/ready$RANK; exec sleep 1000"});
+  wait_for({"ready0", "ready1"});
+  ::kill(pid, SIGKILL);
+  EXPECT_EQ(finish(pid).code, 128 + SIGKILL);
+  wait_for_end(pid_in("pid0"));
+  wait_for_end(pid_in("pid1"));
+}
+
+TEST_F(WeftRun, ABackgroundProcessDoesNotHoldTheEnd) {
+  const Result result = run({"-n", "1", "--", "sh", "-c", "sleep 1000 & echo $! > $F/daemon; echo done"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.out, "done\n");
+  EXPECT_EQ(::kill(pid_in("daemon"), SIGKILL), 0);
+}
+
+TEST_F(WeftRun, WrongUseIsExplained) {
+  const Result missing = run({"-n", "2", "--", "no-such-program"});
+  EXPECT_EQ(missing.code, 2);
+  EXPECT_THAT(missing.err, HasSubstr("'no-such-program' is no program in PATH"));
+  const Result tee = run({"-n", "2", "--tee", "1-2", "--", "true"});
+  EXPECT_EQ(tee.code, 2);
+  EXPECT_THAT(tee.err, HasSubstr("'1-2' is no rank or range of ranks from 0 to 1"));
+  const Result many = run({"-n", "100000", "--tee", "none", "--", "true"});
+  EXPECT_EQ(many.code, 2);
+  EXPECT_THAT(many.err, HasSubstr("-n: 100000 ranks; from 1 to "));
+  EXPECT_EQ(run({"-n", "0", "--tee", "none", "--", "true"}).code, 2);
+  EXPECT_EQ(run({"-n", "2"}).code, 2);
+}
+
+}  // namespace
+}  // namespace weft
