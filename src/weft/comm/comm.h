@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,15 @@ namespace weft {
 
 /// Sums of bf16 and fp16 accumulate in fp32 and round once. `avg` is the sum divided by the number of ranks.
 enum class ReduceOp { sum, avg, min, max, product };
+
+/// What one operation moved so far, per rank.
+struct TrafficCount {
+  int64_t calls = 0;
+  int64_t bytes = 0;  ///< size of the data: the tensor; the whole output of all_gather; the whole input of the others
+  /// Bytes that a rank sends at least, by nccl-tests' factors: all_reduce 2(n-1)/n, all_gather, reduce_scatter and even
+  /// all_to_all (n-1)/n, broadcast and send 1, recv 0; uneven all_to_all: the rows for others. Rounded down per call.
+  int64_t sent = 0;
+};
 
 namespace detail {
 class CommState;
@@ -69,10 +79,16 @@ class Comm {
   /// The same group with another deadline. Default: WorldOptions::timeout.
   Comm with_timeout(std::chrono::milliseconds timeout) const;
 
+  /// Calls and bytes of this group on this rank, by operation ("all_reduce", ...); operations never called are absent.
+  std::map<std::string, TrafficCount> traffic() const;
+
+  /// The last calls of this rank in all groups of its world, as JSON (empty object when alone). Any thread.
+  std::string flight_log() const;
+
   /// Lets calls in flight go on without blocking; the data-parallel engine calls it between units of backward.
   void progress() const;
 
-  /// The back end, for interoperability with c10d.
+  /// What stands behind it (comm/state.h: the c10d back end, for interoperability).
   const std::shared_ptr<detail::CommState>& state() const { return state_; }
 
  private:

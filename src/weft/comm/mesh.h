@@ -18,7 +18,8 @@ struct Axis {
 
 /// Named axes over a world, outermost first: Mesh mesh(world, {{"pp", 2}, {"dp", 4}, {"tp", 2}}). The product of the sizes
 /// must be the world's size (ConfigError with the product otherwise). Neighbouring ranks lie on the innermost axis.
-/// mesh["tp"] is this rank's Comm along an axis; mesh[{"dp", "cp"}] the flattened one. Size-1 axes need no group.
+/// mesh["tp"] is this rank's Comm along an axis; mesh[{"dp", "cp"}] the flattened one, its ranks in the
+/// mesh's order. Size-1 axes need no group; of the axes known by name those not listed have size 1, other names are errors.
 /// Construction and first use of a flattened axis are collective, in an order that depends only on the arguments.
 class Mesh {
  public:

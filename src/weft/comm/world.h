@@ -8,14 +8,20 @@
 
 #include "weft/comm/comm.h"
 
+namespace c10d {
+class Store;
+}
+
 namespace weft {
 
-/// Which back end carries the calls. `automatic`: local when all ranks share this machine, else gloo.
+/// Which back end carries the calls. `automatic`: what the variable WEFT_BACKEND says (local, gloo), else local when all
+/// ranks share this machine, else gloo. `fake` communicates nothing: shapes are right, everything is checked and counted.
 enum class BackendKind { automatic, local, gloo, fake };
 
 struct WorldOptions {
   BackendKind backend = BackendKind::automatic;
-  /// Deadline of each call, counted from the slowest peer's last sign of life. Minutes in training, 60 s or less in tests.
+  /// Deadline of each call: local counts from the slowest peer's last sign of life, others from the moment at which this
+  /// rank waits. Nothing runs while nobody is inside a call. Minutes in training, 60 s or less in tests.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
 
@@ -32,6 +38,16 @@ class World {
   /// Runs fn on n threads of this process, each a rank, on the local back end, and joins them. If ranks fail, the first
   /// failure aborts the others and is rethrown here. Allocator, default generator and profiler are shared by the threads.
   static void threads(int n, const std::function<void(World&)>& fn, WorldOptions options = {});
+
+  /// Ranks that meet in a c10d store of the host program (gloo). All pass the same store; a prefix of its own keeps worlds
+  /// apart. The local ranks are taken to be unknown: local_rank() = 0, local_size() = 1.
+  static World from_store(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, WorldOptions options = {});
+
+  /// One group of the host program's own, any c10d back end. Splitting needs a store; abort() reaches this rank only.
+  static World from_backend(const c10::intrusive_ptr<c10d::Backend>& backend, WorldOptions options = {});
+
+  /// Rank `rank` of `size` without any peers (BackendKind::fake).
+  static World rehearse(int rank, int size);
 
   int rank() const;
   int size() const;

@@ -1,0 +1,8 @@
+// Declarations that ProcessGroupGloo.hpp of libtorch names; gloo itself is inside libtorch_cpu and ships no headers.
+#pragma once
+
+namespace gloo::transport {
+
+class Device;
+
+}  // namespace gloo::transport

@@ -1,0 +1,62 @@
+// The flight log: the last calls of one rank, in a ring, for the question "who waits for whom" after a failure.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "weft/comm/op.h"
+
+namespace weft::detail {
+
+/// One per world rank (ranks as threads have one each). Any thread may write or dump.
+class FlightLog {
+ public:
+  enum class State : uint8_t { started, done, failed };
+
+  struct Entry {
+    uint64_t sequence = 0;  ///< within the group (messages: within the group's messages), from 0
+    int64_t numel = 0;
+    int64_t start_ns = 0;   ///< steady clock, since the log was made
+    int64_t end_ns = 0;     ///< when this rank saw the end; 0: not seen yet
+    int group = 0;
+    int peer = -1;          ///< root, or the partner of a message, as a rank of the group
+    int8_t dtype = -1;      ///< at::ScalarType; -1: none
+    CommOp op = CommOp::barrier;
+    State state = State::started;
+  };
+
+  explicit FlightLog(int rank) : rank_(rank) {}
+
+  /// Returns the number under which entries name this group.
+  int add_group(const std::string& name, const std::vector<int>& world_ranks);
+  /// Returns a ticket for end(). An entry that has left the ring is no longer updated.
+  uint64_t begin(Entry entry);
+  void end(uint64_t ticket, State state);
+
+  /// {"rank":0,"groups":[{"name","ranks"}],"calls":[{"group","seq","op","dtype","numel","peer","state","start_us","end_us"}]}
+  std::string json() const;
+  /// Writes json() to the file `flight-rank<N>.json` in the folder named by WEFT_FLIGHT_DIR; no-op when that is unset.
+  void dump_on_failure() const;
+
+ private:
+  struct Group {
+    std::string name;
+    std::vector<int> world_ranks;
+  };
+  static constexpr size_t kEntries = 1024;  // minutes of training at tens of calls a second; 48 KiB
+
+  int64_t now_ns() const;
+
+  const int rank_;
+  const std::chrono::steady_clock::time_point origin_ = std::chrono::steady_clock::now();
+  mutable std::mutex mutex_;  // uncontended but for dumps: about 20 ns
+  std::array<Entry, kEntries> ring_;
+  uint64_t next_ = 0;
+  std::vector<Group> groups_;
+};
+
+}  // namespace weft::detail

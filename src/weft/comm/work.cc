@@ -1,0 +1,189 @@
+#include "weft/comm/work.h"
+
+#include <fmt/format.h>
+
+#include <thread>
+
+#include "weft/comm/local/local.h"
+#include "weft/comm/state.h"
+
+namespace weft {
+namespace detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+milliseconds since(Clock::time_point start) {
+  return std::chrono::duration_cast<milliseconds>(Clock::now() - start);
+}
+
+// Yields first: on a loaded machine the peer needs this core. Then sleeps, up to a tenth of the shortest sensible call.
+class Backoff {
+ public:
+  void pause() {
+    if (turns_++ < kYields) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(sleep_);
+      sleep_ = std::min(sleep_ * 2, std::chrono::microseconds(1000));
+    }
+  }
+
+ private:
+  static constexpr int kYields = 100;
+  int turns_ = 0;
+  std::chrono::microseconds sleep_{20};
+};
+
+std::string deadline_text(milliseconds timeout) {
+  return fmt::format("the deadline of {:g} s passed", static_cast<double>(timeout.count()) / 1e3);
+}
+
+}  // namespace
+
+void wait_backend(CommState& comm, const Call& call, const c10::intrusive_ptr<c10d::Work>& work) {
+  if (comm.local) {
+    work->wait();
+    return;
+  }
+  const auto entered = Clock::now();
+  std::string error;
+  try {
+    // Gloo's messages complete inside wait() only, and so may anything of a back end that is not ours.
+    if (is_message(call.op) || !comm.core->transport->spreads_failures()) {
+      work->wait(comm.timeout);
+      return;
+    }
+    Backoff backoff;
+    while (!work->isCompleted()) {
+      throw_if_failed(comm, call);
+      if (since(entered) > comm.timeout) fail(comm, call, deadline_text(comm.timeout));
+      backoff.pause();
+    }
+    work->wait();
+    return;
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {
+    error = e.what();
+  }
+  if (since(entered) >= comm.timeout) error = deadline_text(comm.timeout);
+  fail(comm, call, error);
+}
+
+void fail(CommState& comm, const Call& call, const std::string& symptom) {
+  comm.core->log.end(call.ticket, FlightLog::State::failed);
+  const std::string first_line = symptom.substr(0, symptom.find('\n'));
+  const Cause cause = comm.core->transport->diagnose(comm.world_ranks, *comm.record->progress, call.sequence, first_line);
+  CommFailure failure{.rank = comm.core->rank,
+                      .group = comm.name,
+                      .op = std::string(name_of(call.op)),
+                      .sequence = call.sequence,
+                      .peers = cause.culprits,
+                      .elapsed = since(call.start),
+                      .cause = cause.reason};
+  comm.record->failure = failure;
+  comm.core->log.dump_on_failure();
+  // Ends what is still in flight, so that neither a destructor nor another thread waits for a peer that will not come.
+  if (comm.backend && !comm.local) comm.backend->abort();
+  throw CommError(std::move(failure));
+}
+
+void throw_if_failed(CommState& comm, const Call& call) {
+  if (comm.record->failure) {
+    CommFailure failure = *comm.record->failure;
+    failure.op = name_of(call.op);
+    failure.sequence = call.sequence;
+    failure.elapsed = since(call.start);
+    throw CommError(std::move(failure));
+  }
+  if (const auto cause = comm.core->transport->failure()) fail(comm, call, cause->reason);
+}
+
+void finish_dropped(CommState& comm) {
+  auto& dropped = comm.record->dropped;
+  for (auto it = dropped.begin(); it != dropped.end();) {
+    if (!it->work->isCompleted()) {
+      ++it;
+      continue;
+    }
+    Flight flight = std::move(*it);
+    it = dropped.erase(it);
+    wait_backend(comm, flight.call, flight.work);
+    if (flight.finish) flight.finish();
+    comm.core->log.end(flight.call.ticket, FlightLog::State::done);
+  }
+}
+
+WorkState::~WorkState() {
+  // The local back end itself keeps a dropped call alive; for others the group does.
+  if (!done_ && !comm_->local && !comm_->record->failure) comm_->record->dropped.push_back(std::move(flight_));
+}
+
+void WorkState::complete() {
+  if (flight_.finish) flight_.finish();
+  comm_->core->log.end(flight_.call.ticket, FlightLog::State::done);
+  done_ = true;
+  if (!comm_->local) flight_ = {};
+}
+
+bool WorkState::run_local(bool block, bool release) {
+  auto* work = static_cast<local::LocalWork*>(flight_.work.get());
+  try {
+    if (block) {
+      release ? work->wait_released() : static_cast<void>(work->wait());
+    } else if (!work->test()) {
+      return false;
+    }
+  } catch (const CommError& e) {
+    comm_->core->log.end(flight_.call.ticket, FlightLog::State::failed);
+    if (!comm_->record->failure) comm_->core->log.dump_on_failure();
+    comm_->record->failure = e.failure();
+    throw;
+  }
+  if (!done_) complete();
+  released_ = released_ || release;
+  return true;
+}
+
+bool WorkState::test() {
+  if (done_) return true;
+  if (comm_->local) return run_local(false, false);
+  throw_if_failed(*comm_, flight_.call);
+  if (!flight_.work->isCompleted()) return false;
+  wait();
+  return true;
+}
+
+void WorkState::wait() {
+  if (done_) return;
+  if (comm_->local) {
+    run_local(true, false);
+    return;
+  }
+  wait_backend(*comm_, flight_.call, flight_.work);
+  complete();
+}
+
+void WorkState::released() {
+  if (comm_->local && !released_) {
+    run_local(true, true);
+  } else {
+    wait();
+  }
+}
+
+}  // namespace detail
+
+bool Work::test() { return !state_ || state_->test(); }
+
+void Work::wait() {
+  if (state_) state_->wait();
+}
+
+void Work::released() {
+  if (state_) state_->released();
+}
+
+}  // namespace weft
