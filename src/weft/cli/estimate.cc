@@ -1,56 +1,100 @@
-#include "weft/cli/planner_commands.h"
-
+// weft estimate: memory and step time of one layout, or of a table of runs.
 #include <fmt/format.h>
 
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <sstream>
 
+#include "weft/cli/job_options.h"
+#include "weft/cli/planner_commands.h"
 #include "weft/core/error.h"
+#include "weft/core/json.h"
+#include "weft/plan/report.h"
 #include "weft/plan/runs.h"
 
 namespace weft::cli {
 namespace {
 
 struct Options {
+  JobOptions job;
+  layout::Layout layout;
+  int64_t dp = 0;
+  std::string recompute = "none";
+  bool no_sequence_parallel = false;
   std::string runs, out, row;
-  std::vector<std::string> constants;
 };
 
-cost::Tuning tuning_of(const std::vector<std::string>& settings) {
-  cost::Tuning tuning;
-  for (const std::string& setting : settings) {
-    const size_t equals = setting.find('=');
-    if (equals == std::string::npos) throw ConfigError("--constant " + setting + ": the form is NAME=VALUE");
-    cost::set_constant(tuning, setting.substr(0, equals), std::stod(setting.substr(equals + 1)));
+layout::Recompute parse_recompute(const std::string& name) {
+  for (layout::Recompute recompute : {layout::Recompute::none, layout::Recompute::attention, layout::Recompute::half, layout::Recompute::full})
+    if (name == layout::recompute_name(recompute)) return recompute;
+  throw ConfigError("--recompute " + name + ": use none, attention, half or full");
+}
+
+/// Fills dp from the devices when it is not given, and checks the whole layout against the model.
+layout::Layout resolved_layout(const Options& options, const model::ModelSpec& spec) {
+  layout::Layout layout = options.layout;
+  layout.recompute = parse_recompute(options.recompute);
+  layout.global_batch = options.job.batch;
+  layout.sequence_parallel = layout.tp > 1 && !options.no_sequence_parallel;
+  Findings findings;
+  const int64_t model_ranks = layout.pp * layout.cp * layout.tp;
+  if (options.job.devices < 1) {
+    findings.add("devices", fmt::format("{}; the rule is devices >= 1", options.job.devices), "give the number of accelerators");
+  } else if (model_ranks < 1 || options.job.devices % model_ranks != 0) {
+    findings.add("devices", fmt::format("pp * cp * tp = {} does not divide {} devices", model_ranks, options.job.devices),
+                 "pp * cp * tp = " + layout::nearest_divisors(options.job.devices, std::max<int64_t>(1, model_ranks)));
+  } else {
+    layout.dp = options.job.devices / model_ranks;
+    if (options.dp > 0 && options.dp != layout.dp)
+      findings.add("dp", fmt::format("{}, but {} devices over pp * cp * tp = {} leave {}", options.dp, options.job.devices, model_ranks, layout.dp), fmt::format("dp = {}", layout.dp));
   }
-  return tuning;
+  findings.throw_if_any("the layout");
+  layout::check(layout, spec).throw_if_any("the layout");
+  return layout;
 }
 
-void show(const plan::RunRow& row, const cost::Tuning& tuning) {
-  std::vector<std::string> as;
-  const plan::Job job = plan::job_of_run(row, as);
-  const plan::Estimate e = plan::estimate(job, tuning);
-  const plan::Time& t = e.time;
-  fmt::print("{} {} m={} params {:.4g}\n", row.text("id"), job.layout.text(), job.layout.micro_batches(), job.model.total_parameters);
-  for (auto [n, v] : std::initializer_list<std::pair<const char*, double>>{{"gemm", t.gemm}, {"attention", t.attention}, {"memory", t.memory}, {"host", t.host}, {"recompute", t.recompute}, {"tp", t.tp}, {"cp", t.cp}, {"ep", t.ep}, {"pp", t.pp}, {"dp", t.dp}, {"bubble", t.bubble}, {"optimizer", t.optimizer}, {"fixed", t.fixed}, {"step", t.step}})
-    fmt::print("  {:10} {:9.4f}  {:5.1f}%\n", n, v, 100 * v / t.step);
-  for (const plan::Memory& m : plan::stage_memory(job, tuning))
-    fmt::print("  stage {} w {:.2f} g {:.2f} o {:.2f} act {:.2f} logits {:.2f} transient {:.2f} alloc {:.2f} reserved {:.2f} device {:.2f}\n", m.stage, m.weights / 1073741824., m.gradients / 1073741824., m.optimizer / 1073741824., m.activations / 1073741824., m.logits / 1073741824., m.transient / 1073741824., m.allocated() / 1073741824., m.reserved() / 1073741824., m.device() / 1073741824.);
-  fmt::print("  measured time {} tok/s {} mem {}\n", row.text("step_time_s"), row.text("tokens_per_s_per_gpu"), row.text("peak_mem_gb"));
+void print(const plan::Job& job, const plan::Estimate& estimate, const JobOptions& options) {
+  if (options.json) std::cout << plan::estimate_json(job, estimate, options.price).dump(2) << "\n";
+  else std::cout << plan::estimate_text(job, estimate, options.price);
 }
 
-void run(const Options& options) {
-  const cost::Tuning tuning = tuning_of(options.constants);
+void estimate_one(const Options& options) {
+  const model::ModelSpec spec = options.job.spec();
+  plan::Job job;
+  job.sequence = options.job.resolved_sequence(spec);
+  if (job.sequence < 1) throw ConfigError(fmt::format("--seq {}: a sequence has at least one token", job.sequence));
+  job.layout = resolved_layout(options, spec);
+  job.model = plan::ModelSummary::of(spec, job.sequence);
+  job.machine = options.job.resolved_machine();
+  job.software = options.job.software();
+  job.precision = machine::parse_precision(options.job.precision);
+  print(job, plan::estimate(job, options.job.tuning()), options.job);
+}
+
+void estimate_runs(const Options& options) {
+  const cost::Tuning tuning = options.job.tuning();
+  const std::vector<plan::RunRow> rows = plan::read_runs(options.runs);
   if (!options.row.empty()) {
-    for (const plan::RunRow& row : plan::read_runs(options.runs))
-      if (row.text("id") == options.row) show(row, tuning);
-    return;
+    for (const plan::RunRow& row : rows) {
+      if (row.text("id") != options.row) continue;
+      std::vector<std::string> assumptions;
+      const plan::Job job = plan::job_of_run(row, assumptions);
+      return print(job, plan::estimate(job, tuning), options.job);
+    }
+    throw ConfigError("--row " + options.row + ": no such id in " + options.runs);
   }
   std::vector<plan::RunPrediction> predictions;
-  for (const plan::RunRow& row : plan::read_runs(options.runs)) predictions.push_back(plan::predict_run(row, tuning));
-  std::ofstream out(options.out);
-  plan::write_predictions(out, predictions);
+  size_t missing = 0;
+  for (const plan::RunRow& row : rows) {
+    predictions.push_back(plan::predict_run(row, tuning));
+    missing += predictions.back().reason.empty() ? 0 : 1;
+  }
+  std::ostringstream text;
+  plan::write_predictions(text, predictions);
+  if (options.out.empty()) std::cout << text.str();
+  else write_text(options.out, text.str());
+  std::cerr << fmt::format("{} rows, {} predicted, {} lack a column (see reason)\n", rows.size(), rows.size() - missing, missing);
 }
 
 }  // namespace
@@ -58,11 +102,27 @@ void run(const Options& options) {
 void add_estimate(CLI::App& app) {
   CLI::App* command = app.add_subcommand("estimate", "Memory and step time of one layout, or of a table of runs");
   auto options = std::make_shared<Options>();
-  command->add_option("--runs", options->runs, "CSV file of runs");
-  command->add_option("--out", options->out, "predictions");
-  command->add_option("--row", options->row, "show one row");
-  command->add_option("--constant", options->constants, "NAME=VALUE");
-  command->callback([options] { run(*options); });
+  options->job.add_to(*command);
+  layout::Layout& layout = options->layout;
+  layout.zero = 1;
+  command->add_option("--tp", layout.tp, "tensor-parallel degree")->capture_default_str();
+  command->add_option("--pp", layout.pp, "pipeline stages")->capture_default_str();
+  command->add_option("--chunks", layout.chunks, "model chunks per stage (interleaving)")->capture_default_str();
+  command->add_option("--cp", layout.cp, "context-parallel degree")->capture_default_str();
+  command->add_option("--ep", layout.ep, "expert-parallel degree")->capture_default_str();
+  command->add_option("--etp", layout.etp, "tensor-parallel degree inside experts")->capture_default_str();
+  command->add_option("--dp", options->dp, "replicas; default: what the devices leave");
+  command->add_option("--zero", layout.zero, "0 DDP, 1 optimizer, 2 gradients, 3 parameters (FSDP)")->capture_default_str();
+  command->add_option("--shard-group", layout.shard_group, "ranks that share one copy of the sharded state (HSDP); 0: all");
+  command->add_option("--micro-batch", layout.micro_batch, "sequences per replica and micro-batch")->capture_default_str();
+  command->add_option("--recompute", options->recompute, "none, attention, half or full")->capture_default_str();
+  command->add_option("--schedule", layout.schedule, "1f1b, gpipe, zb-h1, zb-h2 or zb-v")->capture_default_str();
+  command->add_flag("--no-sequence-parallel", options->no_sequence_parallel, "norms on whole sequences inside tensor parallelism");
+  command->add_option("--runs", options->runs, "CSV file of runs, one per row");
+  command->add_option("--out", options->out, "with --runs: file for id,step_time_s,peak_mem_gb,fits,p_fit,reason; default stdout");
+  command->add_option("--row", options->row, "with --runs: show the estimate of this id");
+  command->footer("Example:\n  weft estimate --model llama3-70b --machine h100 --devices 64 --batch 512 --seq 8192 --tp 8 --pp 4 --chunks 5");
+  command->callback([options] { options->runs.empty() ? estimate_one(*options) : estimate_runs(*options); });
 }
 
 }  // namespace weft::cli

@@ -4,6 +4,7 @@ namespace weft::cli {
 
 void add_planner_commands(CLI::App& app) {
   add_run(app);
+  add_plan(app);
   add_estimate(app);
 }
 

@@ -15,6 +15,7 @@ enum class PositionKind { none, learned, rope, alibi };
 /// Rotary embedding. `fraction` of each head is rotated (GPT-NeoX: 0.25). Scaling as in HF configs.
 struct RopeSpec {
   double theta = 10000.0;
+  double local_theta = 0.0;  ///< layers with a window (Gemma 3); 0 = theta
   double fraction = 1.0;
   std::string scaling = "none";  ///< none, linear, llama3, yarn
   double factor = 1.0;

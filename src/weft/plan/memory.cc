@@ -47,28 +47,44 @@ double fc1_parameters(const model::BlockSpec& block, double hidden, const layout
   return matrices * hidden * static_cast<double>(block.mlp.ffn) / static_cast<double>(layout.tp);
 }
 
+/// One block of a kind on one rank.
+struct KindShare {
+  double dense = 0, expert = 0, kept = 0, block = 0, matrix = 0, backward = 0;
+};
+
+KindShare kind_share(const ModelSummary::Kind& kind, const Job& job, const cost::ActivationShape& shape, bool flash) {
+  const layout::Layout& layout = job.layout;
+  const cost::BlockBytes bytes = cost::block_bytes(kind.block, job.model.hidden, job.model.layer_norm, shape, job.software);
+  KindShare share;
+  share.dense = kind.dense_parameters / static_cast<double>(layout.tp) + kind.replicated;
+  share.expert = kind.expert_parameters / static_cast<double>(layout.ep * layout.etp);
+  share.kept = cost::kept_bytes(bytes, job.model.hidden, shape, layout.recompute, flash);
+  share.block = bytes.total();
+  share.matrix = fc1_parameters(kind.block, job.model.hidden, layout);
+  share.backward = 2.0 / 3 * (bytes.mlp + bytes.experts) + 2 * shape.tokens * job.model.hidden;
+  return share;
+}
+
 Shares shares_of(const Job& job, const cost::ActivationShape& shape) {
   const layout::Layout& layout = job.layout;
   const bool flash = job.software.attention == machine::Software::Attention::flash;
   Shares shares;
   shares.stages.resize(static_cast<size_t>(layout.pp));
   const std::vector<int64_t> split = layout::split_layers(static_cast<int64_t>(job.model.kind_of_layer.size()), layout.pp, layout.chunks);
+  std::vector<KindShare> kinds;
+  for (const ModelSummary::Kind& kind : job.model.kinds) kinds.push_back(kind_share(kind, job, shape, flash));
   size_t layer = 0;
   for (size_t part = 0; part < split.size(); ++part) {
     StageShare& stage = shares.stages[part % shares.stages.size()];
     for (int64_t i = 0; i < split[part]; ++i, ++layer) {
-      const ModelSummary::Kind& kind = job.model.kinds[static_cast<size_t>(job.model.kind_of_layer[layer])];
-      const double dense = kind.dense_parameters / static_cast<double>(layout.tp) + kind.replicated;
-      const double expert = kind.expert_parameters / static_cast<double>(layout.ep * layout.etp);
-      const cost::BlockBytes bytes = cost::block_bytes(kind.block, job.model.hidden, job.model.layer_norm, shape, job.software);
-      stage.dense += dense;
-      stage.expert += expert;
-      stage.kept += cost::kept_bytes(bytes, job.model.hidden, shape, layout.recompute, flash);
-      stage.largest_block = std::max(stage.largest_block, bytes.total());
-      stage.largest_unit = std::max(stage.largest_unit, dense + expert);
-      stage.largest_matrix = std::max(stage.largest_matrix, fc1_parameters(kind.block, job.model.hidden, layout));
-      const double width = bytes.mlp + bytes.experts;
-      stage.backward = std::max(stage.backward, 2.0 / 3 * width + 2 * shape.tokens * job.model.hidden);
+      const KindShare& kind = kinds[static_cast<size_t>(job.model.kind_of_layer[layer])];
+      stage.dense += kind.dense;
+      stage.expert += kind.expert;
+      stage.kept += kind.kept;
+      stage.largest_block = std::max(stage.largest_block, kind.block);
+      stage.largest_unit = std::max(stage.largest_unit, kind.dense + kind.expert);
+      stage.largest_matrix = std::max(stage.largest_matrix, kind.matrix);
+      stage.backward = std::max(stage.backward, kind.backward);
     }
   }
   const double tp = static_cast<double>(layout.tp);

@@ -1,0 +1,69 @@
+#include "weft/cli/job_options.h"
+
+#include <algorithm>
+
+#include "weft/core/error.h"
+#include "weft/model/hf_config.h"
+#include "weft/model/presets.h"
+
+namespace weft::cli {
+
+void JobOptions::add_to(CLI::App& command) {
+  command.add_option("--model", model, "preset (llama3-70b, gpt3-175b, ...) or path of a Hugging Face config.json")->capture_default_str();
+  command.add_option("--machine", machine, "accelerator: h100, a100, b200, gb200, mi300x, ...")->capture_default_str();
+  command.add_option("--devices", devices, "number of accelerators")->capture_default_str();
+  command.add_option("--batch", batch, "sequences per step over all devices")->capture_default_str();
+  command.add_option("--seq", sequence, "tokens per sequence; default: the model's context, at most 8192");
+  command.add_option("--precision", precision, "bf16, fp16, fp8, fp4 or fp32")->capture_default_str();
+  command.add_option("--nic", nic_gbits, "network bandwidth per device in Gbit/s; default: the device's usual NIC");
+  command.add_option("--node", node_devices, "devices per node; default: the usual node");
+  command.add_flag("--eager", eager, "unfused kernels, as in PyTorch without a compiler");
+  command.add_flag("--overlap-tp", overlap_tp, "tensor-parallel communication is split and overlapped");
+  command.add_option("--price", price, "price of one device-hour");
+  command.add_option("--constant", constants, "NAME=VALUE: replaces a constant of the cost model, for calibration");
+  command.add_flag("--json", json, "one JSON object on stdout");
+}
+
+model::ModelSpec JobOptions::spec() const {
+  if (model.ends_with(".json")) return model::read_hf_config(model);
+  return model::preset(model);
+}
+
+machine::Machine JobOptions::resolved_machine() const {
+  machine::Machine resolved = machine::Machine::of(machine);
+  if (nic_gbits < 0) throw ConfigError("--nic " + std::to_string(nic_gbits) + ": a bandwidth is positive; leave it out for the usual NIC");
+  if (nic_gbits > 0) resolved.nic_gbits = nic_gbits;
+  if (node_devices < 0) throw ConfigError("--node " + std::to_string(node_devices) + ": a node has at least one device");
+  if (node_devices > 0) {
+    if (resolved.link_domain <= resolved.node_devices) resolved.link_domain = node_devices;
+    resolved.node_devices = node_devices;
+  }
+  return resolved;
+}
+
+machine::Software JobOptions::software() const {
+  machine::Software software;
+  if (eager) software.kernels = machine::Software::Kernels::eager;
+  software.overlap_tp = overlap_tp;
+  return software;
+}
+
+int64_t JobOptions::resolved_sequence(const model::ModelSpec& spec) const {
+  if (sequence != 0) return sequence;
+  constexpr int64_t kUsual = 8192;  // pre-training rarely uses longer sequences than this
+  return spec.context > 0 ? std::min(spec.context, kUsual) : kUsual;
+}
+
+cost::Tuning JobOptions::tuning() const {
+  cost::Tuning tuning;
+  for (const std::string& setting : constants) {
+    const size_t equals = setting.find('=');
+    char* end = nullptr;
+    const double value = equals == std::string::npos ? 0 : std::strtod(setting.c_str() + equals + 1, &end);
+    if (end == nullptr || *end != '\0' || end == setting.c_str() + equals + 1) throw ConfigError("--constant " + setting + ": the form is NAME=VALUE with a number");
+    cost::set_constant(tuning, setting.substr(0, equals), value);
+  }
+  return tuning;
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,38 @@
+// Options that `weft plan`, `weft estimate` and `weft simulate` share: model, machine, batch and software.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+#include <vector>
+
+#include "weft/cost/tuning.h"
+#include "weft/machine/machine.h"
+#include "weft/model/spec.h"
+
+namespace weft::cli {
+
+struct JobOptions {
+  std::string model = "llama3-8b";
+  std::string machine = "h100";
+  std::string precision = "bf16";
+  int64_t sequence = 0;  ///< 0: the model's context, at most 8192
+  int64_t batch = 256;
+  int64_t devices = 8;
+  double nic_gbits = 0;  ///< 0: the device's usual NIC
+  int64_t node_devices = 0;
+  bool eager = false, overlap_tp = false;
+  double price = 0;
+  std::vector<std::string> constants;
+  bool json = false;
+
+  void add_to(CLI::App& command);
+  /// Preset name or path of a Hugging Face config.json.
+  model::ModelSpec spec() const;
+  machine::Machine resolved_machine() const;
+  machine::Software software() const;
+  int64_t resolved_sequence(const model::ModelSpec& spec) const;
+  cost::Tuning tuning() const;
+};
+
+}  // namespace weft::cli

@@ -1,0 +1,69 @@
+#include "weft/plan/export.h"
+
+#include <fmt/format.h>
+
+#include "weft/core/error.h"
+
+namespace weft::plan {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+
+std::string megatron(const SearchRequest& request, const layout::Layout& layout) {
+  const model::ModelSpec& spec = request.spec;
+  const model::BlockSpec& block = spec.blocks.front();
+  std::string out = fmt::format("--num-layers {} --hidden-size {} --ffn-hidden-size {} --num-attention-heads {} --kv-channels {}", spec.layers(), spec.hidden, block.mlp.ffn, block.attention.heads, block.attention.head_dim);
+  if (block.attention.kv_heads != block.attention.heads) out += fmt::format(" --group-query-attention --num-query-groups {}", block.attention.kv_heads);
+  if (block.mlp.gated) out += " --swiglu";
+  if (!spec.tied_head) out += " --untie-embeddings-and-output-weights";
+  out += fmt::format(" --seq-length {} --micro-batch-size {} --global-batch-size {}", request.sequence, layout.micro_batch, layout.global_batch);
+  out += fmt::format(" --tensor-model-parallel-size {} --pipeline-model-parallel-size {} --context-parallel-size {}", layout.tp, layout.pp, layout.cp);
+  if (layout.sequence_parallel) out += " --sequence-parallel";
+  if (layout.chunks > 1) {
+    if (spec.layers() % (layout.pp * layout.chunks) != 0)
+      throw ConfigError(fmt::format("{} layers over {} stages x {} chunks are uneven, which --num-layers-per-virtual-pipeline-stage cannot say; plan with --pp that divides", spec.layers(), layout.pp, layout.chunks));
+    out += fmt::format(" --num-layers-per-virtual-pipeline-stage {}", spec.layers() / (layout.pp * layout.chunks));
+  }
+  if (layout.ep > 1) out += fmt::format(" --expert-model-parallel-size {} --expert-tensor-parallel-size {}", layout.ep, layout.etp);
+  if (layout.zero == 1) out += " --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather";
+  if (layout.zero == 3) out += " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params";
+  if (layout.recompute == layout::Recompute::full) out += " --recompute-granularity full --recompute-method uniform --recompute-num-layers 1";
+  if (layout.recompute == layout::Recompute::half) out += fmt::format(" --recompute-granularity full --recompute-method block --recompute-num-layers {}", spec.layers() / layout.pp / 2);
+  return out + (request.precision == machine::Precision::fp8 ? " --bf16 --fp8-format hybrid\n" : request.precision == machine::Precision::fp16 ? " --fp16\n" : " --bf16\n");
+}
+
+std::string torchtitan(const SearchRequest& request, const layout::Layout& layout) {
+  if (layout.zero == 1 || layout.zero == 0) {
+    if (layout.dp * layout.cp > 1 && layout.zero == 1) throw ConfigError("torchtitan has no ZeRO-1; plan with --zero 3 or --zero 0");
+  }
+  const int64_t shard = layout.zero == 3 ? layout.shard_ranks() / layout.cp : 1;
+  const bool whole = layout.shard_group == 0;
+  std::string out = fmt::format("--training.seq_len={} --training.local_batch_size={} --training.global_batch_size={}", request.sequence, layout.micro_batch, layout.global_batch);
+  out += fmt::format(" --parallelism.data_parallel_shard_degree={} --parallelism.data_parallel_replicate_degree={}", whole ? (layout.zero == 3 ? layout.dp : 1) : shard,
+                     whole ? (layout.zero == 3 ? 1 : layout.dp) : layout.dp / std::max<int64_t>(1, shard));
+  out += fmt::format(" --parallelism.tensor_parallel_degree={} --parallelism.pipeline_parallel_degree={} --parallelism.context_parallel_degree={}", layout.tp, layout.pp, layout.cp);
+  if (layout.pp > 1) out += fmt::format(" --parallelism.pipeline_parallel_schedule={}", layout.chunks > 1 ? "Interleaved1F1B" : "1F1B");
+  const char* mode = layout.recompute == layout::Recompute::full ? "full" : layout.recompute == layout::Recompute::none ? "none" : "selective";
+  return out + fmt::format(" --activation_checkpoint.mode={}\n", mode);
+}
+
+}  // namespace
+
+std::string plan_toml(const SearchRequest& request, const Candidate& candidate) {
+  const layout::Layout& layout = candidate.layout;
+  return fmt::format(
+      "# weft plan: {} on {} x {}\n# predicted: {:.4g} s a step, {:.0f} tok/s, {:.1f} GiB on the fullest rank (fits with {:.0f}%)\n\n"
+      "[model]\npreset = \"{}\"\n\n[data]\nseq = {}\n\n[train]\nglobal_batch = {}\nmicro_batch = {}\ndtype = \"{}\"\n\n"
+      "[layout]\ndp = {}\ntp = {}\npp = {}\nchunks = {}\ncp = {}\nep = {}\nzero = {}\nshard_group = {}\nrecompute = \"{}\"\nschedule = \"{}\"\n",
+      request.spec.name, request.devices, request.machine.device.name, candidate.time.step, candidate.tokens_per_second, candidate.memory.device() / kGiB, 100 * candidate.memory.fit_probability, request.spec.name,
+      request.sequence, layout.global_batch, layout.micro_batch, machine::precision_name(request.precision), layout.dp, layout.tp, layout.pp, layout.chunks, layout.cp, layout.ep, layout.zero, layout.shard_group,
+      layout::recompute_name(layout.recompute), layout.chunks > 1 ? "interleaved" : layout.schedule);
+}
+
+std::string export_flags(const std::string& target, const SearchRequest& request, const Candidate& candidate) {
+  if (target == "megatron") return megatron(request, candidate.layout);
+  if (target == "torchtitan") return torchtitan(request, candidate.layout);
+  throw ConfigError("--export " + target + ": use megatron or torchtitan");
+}
+
+}  // namespace weft::plan
