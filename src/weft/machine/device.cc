@@ -132,7 +132,7 @@ double matmul_tflops(const Device& device, Precision precision) {
     }
     case Precision::fp8:
       if (device.matmul_fp8_tflops > 0) return device.matmul_fp8_tflops;
-      if (device.fp8_tflops > 0) return 0.9 * kUsualMatmulShare * device.fp8_tflops;  // fp8 shares are a tenth lower
+      if (device.fp8_tflops > 0) return std::max(0.9 * kUsualMatmulShare * device.fp8_tflops, matmul_tflops(device, Precision::bf16));  // fp8 shares are a tenth lower
       return matmul_tflops(device, Precision::bf16);
     default: return device.matmul_bf16_tflops > 0 ? device.matmul_bf16_tflops : kUsualMatmulShare * device.bf16_tflops;
   }

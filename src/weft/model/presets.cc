@@ -90,6 +90,29 @@ constexpr Size kSizes[] = {
     {"phi3-mini", Family::phi3, 32, 3072, 32, 32, 0, 8192, 32064, 4096},
 };
 
+/// Sizes of one mixture-of-experts model.
+struct ExpertSize {
+  const char* name;
+  const char* family;  ///< HF model_type
+  int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context;
+  int64_t experts, top_k, expert_ffn, shared_ffn, dense_layers;
+  double theta;
+};
+
+constexpr ExpertSize kExpertSizes[] = {
+    {"moe-tiny", "mixtral", 2, 32, 4, 2, 8, 48, 101, 64, 4, 2, 48, 0, 0, 1e4},
+    {"mla-tiny", "deepseek_v3", 2, 32, 4, 4, 0, 88, 101, 64, 8, 2, 24, 24, 1, 1e4},
+    {"mixtral-8x7b", "mixtral", 32, 4096, 32, 8, 128, 14336, 32000, 32768, 8, 2, 14336, 0, 0, 1e6},
+    {"mixtral-8x22b", "mixtral", 56, 6144, 48, 8, 128, 16384, 32768, 65536, 8, 2, 16384, 0, 0, 1e6},
+    {"qwen3-30b-a3b", "qwen3_moe", 48, 2048, 32, 4, 128, 6144, 151936, 40960, 128, 8, 768, 0, 0, 1e6},
+    {"qwen3-235b-a22b", "qwen3_moe", 94, 4096, 64, 4, 128, 12288, 151936, 40960, 128, 8, 1536, 0, 0, 1e6},
+    {"deepseek-v2-lite", "deepseek_v2", 27, 2048, 16, 16, 0, 10944, 102400, 163840, 64, 6, 1408, 2816, 1, 1e4},
+    {"deepseek-v2", "deepseek_v2", 60, 5120, 128, 128, 0, 12288, 102400, 163840, 160, 6, 1536, 3072, 1, 1e4},
+    {"deepseek-v3", "deepseek_v3", 61, 7168, 128, 128, 0, 18432, 129280, 163840, 256, 8, 2048, 2048, 3, 1e4},
+    {"kimi-k2", "deepseek_v3", 61, 7168, 64, 64, 0, 18432, 163840, 131072, 384, 8, 2048, 2048, 1, 5e4},
+    {"moonlight-16b-a3b", "deepseek_v3", 27, 2048, 16, 16, 0, 11264, 163840, 8192, 64, 6, 1408, 2816, 1, 5e4},
+};
+
 void apply_gpt(ModelSpec& spec, BlockSpec& block) {
   spec.family = "gpt2";
   spec.norm = NormKind::layer;
@@ -223,10 +246,43 @@ ModelSpec make(const Size& size) {
   return spec;
 }
 
+ModelSpec make(const ExpertSize& size) {
+  ModelSpec spec;
+  spec.name = size.name;
+  spec.family = size.family;
+  spec.hidden = size.hidden;
+  spec.vocab = size.vocab;
+  spec.context = size.context;
+  spec.rope.theta = size.theta;
+  spec.norm_eps = 1e-6;
+  const bool deepseek = spec.family.starts_with("deepseek"), tiny = size.hidden == 32;
+  BlockSpec block;
+  block.attention.heads = size.heads;
+  block.attention.kv_heads = size.kv_heads;
+  block.attention.head_dim = size.head_dim > 0 ? size.head_dim : size.hidden / size.heads;
+  block.attention.qk_norm = spec.family == "qwen3_moe";
+  // Sizes of the DeepSeek papers; models of less than 5,120 hidden project queries directly.
+  if (deepseek && tiny) block.attention.latent = LatentAttention{12, 8, 8, 4, 8};
+  else if (deepseek) block.attention.latent = LatentAttention{size.hidden >= 5120 ? 1536 : 0, 512, 128, 64, 128};
+  block.mlp.ffn = size.ffn;
+  spec.blocks.assign(static_cast<size_t>(size.layers), block);
+  MoeSpec moe;
+  moe.experts = size.experts;
+  moe.top_k = size.top_k;
+  moe.expert_ffn = size.expert_ffn;
+  moe.shared_ffn = size.shared_ffn;
+  moe.normalize_top_k = spec.family != "deepseek_v2";
+  moe.correction_bias = spec.family == "deepseek_v3";
+  for (size_t layer = static_cast<size_t>(size.dense_layers); layer < spec.blocks.size(); ++layer) spec.blocks[layer].moe = moe;
+  return spec;
+}
+
 }  // namespace
 
 ModelSpec preset(const std::string& name) {
   for (const Size& size : kSizes)
+    if (name == size.name) return make(size);
+  for (const ExpertSize& size : kExpertSizes)
     if (name == size.name) return make(size);
   const std::vector<std::string> names = nearest(name, preset_names(), 3);
   throw ConfigError("model \"" + name + "\" is not a preset; nearest: " + names[0] + ", " + names[1] + ", " + names[2]);
@@ -235,6 +291,7 @@ ModelSpec preset(const std::string& name) {
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
   for (const Size& size : kSizes) names.emplace_back(size.name);
+  for (const ExpertSize& size : kExpertSizes) names.emplace_back(size.name);
   return names;
 }
 

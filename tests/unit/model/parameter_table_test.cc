@@ -23,7 +23,8 @@ constexpr Total kTotals[] = {
     {"llama3.2-3b", 3212749824},  {"qwen2.5-0.5b", 494032768},    {"qwen2.5-7b", 7615616512},    {"qwen3-0.6b", 596049920},
     {"qwen3-8b", 8190735360},     {"mistral-7b", 7241732096},     {"gemma-2b", 2506172416},      {"gemma-7b", 8537680896},
     {"gemma2-2b", 2614341888},    {"gemma2-9b", 9241705984},      {"gemma2-27b", 27227128320},   {"pythia-6.9b", 6857302016},
-    {"bloom-176b", 176247271424}, {"phi3-mini", 3821079552},      {"opt-125m", 125239296},       {"falcon-7b", 6921720704},
+    {"mixtral-8x7b", 46702792704}, {"qwen3-30b-a3b", 30532122624}, {"qwen3-235b-a22b", 235093634560}, {"deepseek-v3", 671026419200},
+    {"deepseek-v2", 235741434880}, {"deepseek-v2-lite", 15706484224}, {"bloom-176b", 176247271424}, {"phi3-mini", 3821079552},      {"opt-125m", 125239296},       {"falcon-7b", 6921720704},
 };
 
 TEST(ParameterTable, CountsArePublishedTotals) {

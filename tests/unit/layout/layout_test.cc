@@ -1,0 +1,79 @@
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+
+#include "weft/layout/layout.h"
+#include "weft/model/presets.h"
+
+namespace weft::layout {
+namespace {
+
+TEST(SplitLayers, EveryLayerOnceAndEndsAreLightest) {
+  for (int64_t layers : {1, 5, 22, 46, 61, 78, 94, 126})
+    for (int64_t pp : {1, 2, 3, 4, 8, 12, 16})
+      for (int64_t chunks : {1, 2, 3, 8}) {
+        if (pp * chunks > layers) continue;
+        const std::vector<int64_t> split = split_layers(layers, pp, chunks);
+        EXPECT_EQ(std::accumulate(split.begin(), split.end(), int64_t{0}), layers);
+        const auto [low, high] = std::minmax_element(split.begin(), split.end());
+        EXPECT_LE(*high - *low, 1);
+        EXPECT_EQ(split.back(), *low);
+      }
+}
+
+// Llama-3.1-405B: 126 layers on 8 x 8 parts, first and last one layer less (Llama 3 report, section 3.3.2).
+TEST(SplitLayers, Llama405B) {
+  const std::vector<int64_t> split = split_layers(126, 8, 8);
+  EXPECT_EQ(split.front(), 1);
+  EXPECT_EQ(split.back(), 1);
+  for (size_t i = 1; i + 1 < split.size(); ++i) EXPECT_EQ(split[i], 2);
+}
+
+std::string problems(Layout layout, const char* preset) { return check(layout, model::preset(preset)).text(); }
+
+TEST(Check, EveryFindingAtOnceWithNearestLegalValues) {
+  Layout layout;
+  layout.tp = 3;
+  layout.dp = 2;
+  layout.global_batch = 7;
+  const std::string text = problems(layout, "llama3-8b");
+  EXPECT_NE(text.find("3 does not divide the 32 attention heads"), std::string::npos) << text;
+  EXPECT_NE(text.find("2 or 4"), std::string::npos) << text;
+  EXPECT_NE(text.find("use 6 or 8"), std::string::npos) << text;
+}
+
+TEST(Check, RefusesImpossibleDegrees) {
+  Layout layout;
+  layout.pp = 0;
+  EXPECT_NE(problems(layout, "llama3-8b").find("pp"), std::string::npos);
+  layout = {};
+  layout.ep = 4;
+  EXPECT_NE(problems(layout, "llama3-8b").find("no experts"), std::string::npos);
+  layout = {};
+  layout.chunks = 2;
+  EXPECT_NE(problems(layout, "llama3-8b").find("more than one stage"), std::string::npos);
+  layout = {};
+  layout.pp = 16, layout.chunks = 4;
+  EXPECT_NE(problems(layout, "llama3-8b").find("64 parts for 32 layers"), std::string::npos);
+  layout = {};
+  layout.zero = 4;
+  EXPECT_NE(problems(layout, "llama3-8b").find("zero"), std::string::npos);
+}
+
+TEST(Check, AcceptsUnevenLayers) {
+  Layout layout;
+  layout.pp = 8, layout.chunks = 8, layout.tp = 8, layout.cp = 2, layout.dp = 4, layout.global_batch = 1152;
+  EXPECT_TRUE(check(layout, model::preset("llama3.1-405b")).empty());
+  EXPECT_EQ(layout.devices(), 512);
+  EXPECT_EQ(layout.micro_batches(), 288);
+}
+
+TEST(Divisors, NearestOnes) {
+  EXPECT_EQ(divisors(12), (std::vector<int64_t>{1, 2, 3, 4, 6, 12}));
+  EXPECT_EQ(nearest_divisors(12, 5), "4 or 6");
+  EXPECT_EQ(nearest_divisors(12, 6), "6");
+}
+
+}  // namespace
+}  // namespace weft::layout
