@@ -1,15 +1,19 @@
 // weft estimate: memory and step time of one layout, or of a table of runs.
 #include <fmt/format.h>
 
-#include <fstream>
+#include <cmath>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <sstream>
 
 #include "weft/cli/job_options.h"
 #include "weft/cli/planner_commands.h"
 #include "weft/core/error.h"
 #include "weft/core/json.h"
+#include "weft/core/units.h"
+#include "weft/cost/memory.h"
+#include "weft/plan/campaign.h"
 #include "weft/plan/report.h"
 #include "weft/plan/runs.h"
 
@@ -23,6 +27,9 @@ struct Options {
   std::string recompute = "none";
   bool no_sequence_parallel = false;
   std::string runs, out, row;
+  double tokens = 0, device_mttf_hours = 50000, save_s = 60, restart_s = 600;
+  double inference_bits = 0;
+  int64_t inference_sequences = 1;
 };
 
 layout::Recompute parse_recompute(const std::string& name) {
@@ -54,9 +61,35 @@ layout::Layout resolved_layout(const Options& options, const model::ModelSpec& s
   return layout;
 }
 
-void print(const plan::Job& job, const plan::Estimate& estimate, const JobOptions& options) {
-  if (options.json) std::cout << plan::estimate_json(job, estimate, options.price).dump(2) << "\n";
-  else std::cout << plan::estimate_text(job, estimate, options.price);
+void print(const plan::Job& job, const plan::Estimate& estimate, const Options& options) {
+  const double price = options.job.price;
+  std::optional<plan::Campaign> campaign;
+  if (options.tokens > 0) campaign = plan::campaign(job, estimate, {options.tokens, options.device_mttf_hours * 3600, options.save_s, options.restart_s});
+  if (options.job.json) {
+    Json out = plan::estimate_json(job, estimate, price);
+    if (campaign) out["campaign"] = plan::campaign_json(*campaign, price);
+    std::cout << out.dump(2) << "\n";
+    return;
+  }
+  std::cout << plan::estimate_text(job, estimate, price);
+  if (campaign) std::cout << plan::campaign_text(*campaign, price);
+}
+
+/// Memory to serve a model: weights at `bits`, keys and values of the sequences in flight.
+void estimate_inference(const Options& options) {
+  const model::ModelSpec spec = options.job.spec();
+  if (options.inference_bits <= 0 || options.inference_bits > 32) throw ConfigError(fmt::format("--inference {}: bits per weight are 16, 8 or 4", options.inference_bits));
+  const double sequence = static_cast<double>(options.job.resolved_sequence(spec)), parameters = static_cast<double>(model::parameter_count(spec));
+  const double weights = cost::weight_bytes(parameters, options.inference_bits), token = cost::kv_cache_bytes_per_token(spec);
+  const double cache = token * sequence * static_cast<double>(options.inference_sequences);
+  const machine::Device& device = options.job.resolved_machine().device;
+  const double devices = std::ceil((weights + cache) / (device.memory_gib * 1024 * 1024 * 1024));
+  if (options.job.json) {
+    std::cout << Json({{"weights_bytes", weights}, {"kv_cache_bytes_per_token", token}, {"kv_cache_bytes", cache}, {"least_devices", devices}}).dump(2) << "\n";
+    return;
+  }
+  std::cout << fmt::format("{}: {} parameters at {:g} bit\n  weights            {:>12} = {:.1f} GB\n  KV cache per token {:>12}\n  KV cache           {:>12}  {} sequences of {:.0f} tokens\n  needs {:.0f} x {} or more\n", spec.name,
+                           count_text(parameters), options.inference_bits, bytes_text(weights), weights / 1e9, bytes_text(token), bytes_text(cache), options.inference_sequences, sequence, devices, device.name);
 }
 
 void estimate_one(const Options& options) {
@@ -69,7 +102,7 @@ void estimate_one(const Options& options) {
   job.machine = options.job.resolved_machine();
   job.software = options.job.software();
   job.precision = machine::parse_precision(options.job.precision);
-  print(job, plan::estimate(job, options.job.tuning()), options.job);
+  print(job, plan::estimate(job, options.job.tuning()), options);
 }
 
 void estimate_runs(const Options& options) {
@@ -80,7 +113,7 @@ void estimate_runs(const Options& options) {
       if (row.text("id") != options.row) continue;
       std::vector<std::string> assumptions;
       const plan::Job job = plan::job_of_run(row, assumptions);
-      return print(job, plan::estimate(job, tuning), options.job);
+      return print(job, plan::estimate(job, tuning), options);
     }
     throw ConfigError("--row " + options.row + ": no such id in " + options.runs);
   }
@@ -121,8 +154,18 @@ void add_estimate(CLI::App& app) {
   command->add_option("--runs", options->runs, "CSV file of runs, one per row");
   command->add_option("--out", options->out, "with --runs: file for id,step_time_s,peak_mem_gb,fits,p_fit,reason; default stdout");
   command->add_option("--row", options->row, "with --runs: show the estimate of this id");
+  command->add_option("--tokens", options->tokens, "tokens of the whole training: days, price, checkpoint interval");
+  command->add_option("--device-mttf", options->device_mttf_hours, "mean hours to failure of one device (Llama 3 report: 45,000 to 50,000)")->capture_default_str();
+  command->add_option("--save", options->save_s, "seconds that one checkpoint blocks training")->capture_default_str();
+  command->add_option("--restart", options->restart_s, "seconds from a failure to the next step")->capture_default_str();
+  command->add_option("--inference", options->inference_bits, "memory to serve the model at this many bits per weight");
+  command->add_option("--sequences", options->inference_sequences, "with --inference: sequences in flight")->capture_default_str();
   command->footer("Example:\n  weft estimate --model llama3-70b --machine h100 --devices 64 --batch 512 --seq 8192 --tp 8 --pp 4 --chunks 5");
-  command->callback([options] { options->runs.empty() ? estimate_one(*options) : estimate_runs(*options); });
+  command->callback([options] {
+    if (!options->runs.empty()) estimate_runs(*options);
+    else if (options->inference_bits != 0) estimate_inference(*options);
+    else estimate_one(*options);
+  });
 }
 
 }  // namespace weft::cli

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Scores the planner against a table of published runs and writes docs/accuracy.md.
+
+    scripts/accuracy.py RUNS.csv --weft build/planner/bin/weft [--out docs/accuracy.md] [--leave-one-out]
+
+RUNS.csv has one run per row (columns: id, model, layers, hidden, heads, seq_len, micro_batch, global_batch_seqs, gpus, gpu,
+tp, pp, step_time_s or tokens_per_s_per_gpu, peak_mem_gb, mem_unit, fits, ...); the prefix of id before the last dash
+names the source. Python 3 standard library only.
+
+Three kinds of figures are kept apart. "shipped": the constants of `weft` as they are; they were adjusted on such tables, so
+the sources named in the constants' origins are not blind. "left out": all constants are fitted again from neutral start
+values on every other source, and the source is predicted blind. "calibrated": the shipped constants times one factor that
+is taken from the source's first run (the smallest system), which then predicts the others.
+"""
+import argparse, collections, csv, math, os, re, statistics, subprocess, sys, tempfile
+
+REQUIRED = ['layers', 'hidden', 'heads', 'seq_len', 'micro_batch', 'global_batch_seqs', 'gpus', 'gpu', 'tp', 'pp']
+# Neutral start values and the range that physics or reports allow. Memory constants are not fitted here.
+START = {
+    'gemm_share': (0.95, 0.80, 1.0), 'gemm_k_half': (320, 50, 800), 'fp8_share': (1.0, 0.85, 1.2), 'low_k_growth': (1.0, 0.3, 2.0),
+    'blackwell_share': (0.9, 0.6, 1.0), 'attention_forward': (0.6, 0.45, 0.85), 'attention_backward': (0.5, 0.35, 0.8),
+    'older_attention': (0.6, 0.4, 1.0), 'memory_share': (0.85, 0.75, 0.9), 'kernel_gap_us': (3, 1, 6), 'host_op_us': (8, 5, 12),
+    'checkpoint_host_us': (1000, 0, 5000), 'link_share': (0.8, 0.65, 0.85), 'nic_share': (0.85, 0.6, 0.9),
+    'overlap_slowdown': (0.2, 0, 0.5), 'sharded_slowdown': (0.2, 0, 1), 'tp_overlap_hidden': (0.6, 0, 0.9), 'step_fixed_ms': (10, 0, 50),
+    'straggler': (0.002, 0, 0.01), 'expert_imbalance': (1.1, 1, 1.3), 'dispatch_share': (0.9, 0.3, 1.5)}
+
+
+def number(text):
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def source(row):
+    return row['id'].rsplit('-', 1)[0]
+
+
+def measured_time(row):
+    step = number(row.get('step_time_s'))
+    if step:
+        return step
+    rate, batch, seq, gpus = (number(row.get(c)) for c in ('tokens_per_s_per_gpu', 'global_batch_seqs', 'seq_len', 'gpus'))
+    return batch * seq / (rate * gpus) if rate and batch and seq and gpus else None
+
+
+def measured_memory(row):
+    memory = number(row.get('peak_mem_gb'))
+    return memory * 1e9 / 2**30 if memory and row.get('mem_unit') == 'GB' else memory
+
+
+def predict(weft, runs_path, constants):
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, 'predictions.csv')
+        command = [weft, 'estimate', '--runs', runs_path, '--out', out]
+        for name, value in constants.items():
+            command += ['--constant', '%s=%.6g' % (name, value)]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        with open(out, newline='') as f:
+            return {r['id']: r for r in csv.DictReader(f)}
+
+
+def time_errors(runs, predictions, keep=lambda row: True):
+    errors = collections.defaultdict(list)
+    for row in runs:
+        step, predicted = measured_time(row), number(predictions[row['id']]['step_time_s'])
+        if step and predicted and keep(row):
+            errors[source(row)].append(100 * (predicted / step - 1))
+    return errors
+
+
+def loss(runs, predictions, left_out):
+    """Mean absolute log error, sources weighed by the root of their size; outliers count at most 0.6."""
+    total = weight = 0
+    for name, errors in time_errors(runs, predictions, lambda r: r.get('kind') in ('pretrain', '', None)).items():
+        if name == left_out:
+            continue
+        w = math.sqrt(len(errors))
+        total += w * statistics.fmean(min(abs(math.log(1 + e / 100)), 0.6) for e in errors)
+        weight += w
+    return total / weight
+
+
+def fit(weft, path, runs, left_out, rounds):
+    constants = {name: start for name, (start, _, _) in START.items()}
+    best = loss(runs, predict(weft, path, constants), left_out)
+    step = {name: 0.15 for name in START}
+    for _ in range(rounds):
+        for name, (_, low, high) in START.items():
+            moved = False
+            for factor in (1 + step[name], 1 / (1 + step[name])):
+                trial = dict(constants, **{name: min(max(constants[name] * factor, low), high)})
+                value = loss(runs, predict(weft, path, trial), left_out)
+                if value < best - 1e-6:
+                    best, constants, moved = value, trial, True
+                    break
+            step[name] *= 1.3 if moved else 0.5
+    return constants
+
+
+def calibrated(runs, predictions):
+    """One factor per source and model from the run with the fewest devices; errors of the other runs."""
+    groups = collections.defaultdict(list)
+    for row in runs:
+        step, predicted = measured_time(row), number(predictions[row['id']]['step_time_s'])
+        if step and predicted:
+            groups[(source(row), row.get('model'), row.get('precision'), row.get('year'))].append((number(row['gpus']), step, predicted))
+    errors = collections.defaultdict(list)
+    for (name, *_), rows in groups.items():
+        rows.sort()
+        factor = rows[0][1] / rows[0][2]
+        errors[name] += [100 * (factor * p / s - 1) for _, s, p in rows[1:]]
+    return errors
+
+
+def summary(errors):
+    absolute = sorted(abs(e) for e in errors)
+    index = 0.9 * (len(absolute) - 1)
+    low = int(index)
+    high = min(low + 1, len(absolute) - 1)
+    return len(errors), statistics.fmean(absolute), statistics.fmean(errors), absolute[low] + (absolute[high] - absolute[low]) * (index - low)
+
+
+def constants_table(folder):
+    text = open(os.path.join(folder, 'src/weft/cost/tuning.cc')).read()
+    values = dict(re.findall(r'double (\w+) = ([\d.e-]+);', open(os.path.join(folder, 'src/weft/cost/tuning.h')).read()))
+    return [(n, values.get(n, '?'), unit, meaning, origin) for n, unit, meaning, origin in re.findall(r'\{"(\w+)", &Tuning::\w+, "([^"]*)", "([^"]*)", "([^"]*)"\}', text)]
+
+
+def table(head, rows):
+    return '\n'.join(['| ' + ' | '.join(head) + ' |', '|' + '---|' * len(head)] + ['| ' + ' | '.join(r) + ' |' for r in rows])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('runs')
+    parser.add_argument('--weft', default='build/planner/bin/weft')
+    parser.add_argument('--out')
+    parser.add_argument('--leave-one-out', action='store_true', help='fit again without each source (minutes)')
+    parser.add_argument('--rounds', type=int, default=3)
+    args = parser.parse_args()
+    for path, what in ((args.runs, 'a table of published runs; see --help for its columns'), (args.weft, 'the weft program; build the preset "planner"')):
+        if not os.path.exists(path):
+            sys.exit('accuracy: %s is absent; it should be %s' % (path, what))
+    with open(args.runs, newline='') as f:
+        every = list(csv.DictReader(f))
+    lacking = [c for c in REQUIRED + ['id'] if c not in every[0]]
+    if lacking:
+        sys.exit('accuracy: %s lacks the columns %s' % (args.runs, ', '.join(lacking)))
+    runs = [r for r in every if all(r[c] for c in REQUIRED)]
+    shipped = predict(args.weft, args.runs, {})
+    errors, calibration = time_errors(runs, shipped), calibrated(runs, shipped)
+    timed = collections.Counter(source(r) for r in runs if measured_time(r))
+    rows = []
+    for name in sorted(errors):
+        n, mean, bias, p90 = summary(errors[name])
+        left = ''
+        if args.leave_one_out:
+            blind = time_errors(runs, predict(args.weft, args.runs, fit(args.weft, args.runs, runs, name, args.rounds)))[name]
+            left = '%.1f (%+.1f)' % summary(blind)[1:3]
+            print('%s left out: %s' % (name, left), file=sys.stderr)
+        cal = '%.1f' % summary(calibration[name])[1] if calibration[name] else ''
+        rows.append([name, str(n), '%.1f' % mean, '%+.1f' % bias, '%.1f' % p90, cal, left, str(timed[name] - n)])
+    dense = [e for r in runs for s, p in [(measured_time(r), number(shipped[r['id']]['step_time_s']))] if s and p and not r.get('experts') and r.get('kind') != 'hybrid' for e in [100 * (p / s - 1)]]
+    whole = [e for v in errors.values() for e in v]
+    for title, values in (('**dense rows**', dense), ('**all rows**', whole)):
+        n, mean, bias, p90 = summary(values)
+        rows.append([title, str(n), '%.1f' % mean, '%+.1f' % bias, '%.1f' % p90, '', '', ''])
+    memory = collections.defaultdict(list)
+    for row in runs:
+        m, p = measured_memory(row), number(shipped[row['id']]['peak_mem_gb'])
+        if m and p:
+            memory[(source(row), row.get('mem_kind', ''))].append(100 * (p / m - 1))
+    memory_rows = [[s, k, str(summary(v)[0]), '%.1f' % summary(v)[1], '%+.1f' % summary(v)[2], '%.1f' % summary(v)[3]] for (s, k), v in sorted(memory.items())]
+    constants = constants_table(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
+    text = '\n'.join([
+        '# Accuracy of the planner', '',
+        'Generated by `scripts/accuracy.py RUNS.csv`; do not edit. Error = 100 (predicted - measured) / measured.', '',
+        __doc__.split('\n\n')[-1].replace('\n', ' '), '',
+        'The table holds %d runs of public sources, %d of which carry every input. Errors are in percent; "left out" shows mean (bias).' % (len(every), len(runs)), '',
+        '## Step time', '',
+        table(['source', 'n', 'mean', 'bias', 'p90', 'calibrated on one', 'left out', 'skipped'], rows), '',
+        '## Peak memory', '', 'Allocated, reserved and device totals differ by 1 to 8 GiB for one run, so they are kept apart.', '',
+        table(['source', 'kind', 'n', 'mean', 'bias', 'p90'], memory_rows), '',
+        '## Tuned constants', '', '%d of at most 25 (a test counts them). Everything else follows from data sheets and arithmetic.' % len(constants), '',
+        table(['name', 'value', 'unit', 'meaning', 'origin'], [list(c) for c in constants]), ''])
+    if args.out:
+        with open(args.out, 'w') as f:
+            f.write(text)
+    else:
+        print(text)
+
+
+if __name__ == '__main__':
+    main()
