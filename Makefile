@@ -1,0 +1,44 @@
+# The two commands of the README are `make demo` and `make test`; every target may be run again and skips what is done.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+
+PRESET ?= release
+BUILD := build/$(PRESET)
+JOBS ?= $(shell scripts/jobs.sh)
+ENV := . .deps/env.sh
+SOURCES = $(shell git ls-files 'src/*.cc' 'src/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc' 'examples/*.cc')
+
+.PHONY: help setup build demo test test-all bench format tidy clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
+
+setup:  ## install what is missing (packages, libtorch)
+	@scripts/setup.sh
+
+build: setup  ## compile everything
+	@mkdir -p build; $(ENV); cmake --preset $(PRESET) -DWEFT_TORCH="$$WEFT_TORCH" >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+	@$(ENV); cmake --build --preset $(PRESET) -j $(JOBS)
+
+demo: export WEFT_DEMO = 1
+demo: build  ## train a language model on two ranks, five minutes
+	@scripts/demo.sh
+
+test: build  ## the quick tests
+	@$(ENV); cd $(BUILD); ctest -L quick -j $(JOBS) --output-on-failure --no-tests=error
+
+test-all: build  ## every test
+	@$(ENV); cd $(BUILD); ctest -j $(JOBS) --output-on-failure --no-tests=error
+
+bench: build  ## the benchmarks
+	@shopt -s nullglob; for program in $(BUILD)/bin/bench_*; do echo "== $$program"; "$$program"; done
+
+format:  ## clang-format over all sources
+	@clang-format -i $(SOURCES)
+
+tidy: build  ## clang-tidy over all sources
+	@clang-tidy -quiet -p $(BUILD) $(filter src/%.cc,$(SOURCES))
+
+clean:  ## remove what was built; downloads stay in .deps
+	@rm -rf build
