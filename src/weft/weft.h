@@ -1,0 +1,9 @@
+// Everything a program needs to train over several ranks. One folder's header is enough where compile time matters.
+#pragma once
+
+#include "weft/comm/mesh.h"
+#include "weft/comm/world.h"
+#include "weft/core/error.h"
+#include "weft/data/loader.h"
+#include "weft/optim/optim.h"
+#include "weft/parallel/data_parallel.h"
