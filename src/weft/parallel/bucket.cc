@@ -9,19 +9,20 @@ namespace {
 /// Flat buffers hold real numbers: a complex parameter takes two elements per number.
 int64_t real_numel(const at::Tensor& t) { return t.is_complex() ? 2 * t.numel() : t.numel(); }
 
-/// Part of `flat` in the shape of `like`, complex if `like` is.
-at::Tensor view_at(const at::Tensor& flat, int64_t offset, const at::Tensor& like) {
-  const at::Tensor part = flat.narrow(0, offset, real_numel(like));
-  if (!like.is_complex()) return part.view(like.sizes());
-  std::vector<int64_t> sizes = like.sizes().vec();
-  sizes.push_back(2);
-  return at::view_as_complex(part.view(sizes));
+/// Part of `flat` in the shape of `like`, complex if `like` is. Shares the storage without being a view to autograd:
+/// zero_grad() detaches gradients in place, which a view refuses.
+at::Tensor part_of(const at::Tensor& flat, int64_t offset, const at::Tensor& like) {
+  const auto dtype = like.is_complex() ? c10::toComplexType(flat.scalar_type()) : flat.scalar_type();
+  const at::Tensor contiguous = at::empty(like.sizes(), like.options().dtype(dtype).device(at::kMeta));
+  at::Tensor part = at::empty({0}, flat.options().dtype(dtype));
+  part.set_(flat.storage(), offset / (like.is_complex() ? 2 : 1), like.sizes(), contiguous.strides());
+  return part;
 }
 
 }  // namespace
 
 bool is_view_of(const at::Tensor& grad, const at::Tensor& view) {
-  return grad.const_data_ptr() == view.const_data_ptr() && grad.dtype() == view.dtype() && grad.sizes() == view.sizes() &&
+  return grad.layout() == at::kStrided && grad.const_data_ptr() == view.const_data_ptr() && grad.dtype() == view.dtype() && grad.sizes() == view.sizes() &&
          grad.strides() == view.strides();
 }
 
@@ -39,12 +40,12 @@ Bucket::Bucket(const std::vector<NamedTensor>& parameters, at::ScalarType gradie
   used_ = flat_gradients_.narrow(0, plan.numel, slots);
   for (size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor parameter = parameters[i].tensor;
-    const at::Tensor home = view_at(flat_parameters_, plan.offsets[i], parameter);
+    const at::Tensor home = part_of(flat_parameters_, plan.offsets[i], parameter);
     home.copy_(parameter);
     parameter.set_data(home);
     slots_.push_back({.name = parameters[i].name,
                       .parameter = parameter,
-                      .grad_view = view_at(flat_gradients_, plan.offsets[i], parameter),
+                      .grad_view = part_of(flat_gradients_, plan.offsets[i], parameter),
                       .storage = home.const_data_ptr()});
   }
 }
