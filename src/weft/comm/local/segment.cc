@@ -5,13 +5,46 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "weft/core/error.h"
 
 namespace weft::local {
+namespace {
+
+/// Requests from here on are compared with what is free first: the kernel would rather kill a process than refuse. Bytes.
+constexpr size_t kCheckFrom = 16 << 20;
+
+std::optional<uint64_t> number_in(const char* path) {
+  std::ifstream file(path);
+  uint64_t number;
+  if (file >> number) return number;
+  return std::nullopt;  // "max", or no such file
+}
+
+/// What the system and this container (control group version 2) can still give.
+uint64_t free_memory() {
+  uint64_t available = std::numeric_limits<uint64_t>::max();
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);) {
+    unsigned long long kib;
+    if (std::sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1) available = kib << 10;
+  }
+  const auto limit = number_in("/sys/fs/cgroup/memory.max");
+  const auto used = number_in("/sys/fs/cgroup/memory.current");
+  if (limit && used) available = std::min(available, *limit > *used ? *limit - *used : 0);
+  return available;
+}
+
+}  // namespace
 
 UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
   if (this != &other) {
@@ -59,6 +92,12 @@ Segment::~Segment() { ::munmap(data_, bytes_); }
 
 void Segment::reserve(size_t offset, size_t bytes) {
   if (bytes == 0) return;
+  if (bytes >= kCheckFrom) {
+    if (const uint64_t available = free_memory(); bytes > available) {
+      throw ConfigError(fmt::format("not enough memory for {} bytes of shared memory: {} are available; free memory, raise the "
+                                    "container's memory limit, or make buffers smaller", bytes, available));
+    }
+  }
   int result;
   do {
     result = ::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));

@@ -1,0 +1,218 @@
+// How failures spread in the local back end, with ranks as threads; and the life of shared blocks. Free of torch.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/comm/local_stress.h"
+
+namespace weft::local {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr milliseconds kShort{300};  // deadlines that are meant to pass
+
+std::shared_ptr<Op> make(Call call, std::vector<float>& data, milliseconds timeout = stress::kDeadline) {
+  auto op = std::make_shared<Op>();
+  op->call = call;
+  op->dtype = Dtype::f32;
+  if (call == Call::all_reduce) op->reduction = Reduce::sum;
+  op->count = data.size();
+  op->bytes = data.size() * sizeof(float);
+  op->input = op->output = reinterpret_cast<char*>(data.data());
+  op->timeout = timeout;
+  return op;
+}
+
+/// Runs fn on every rank and returns what each threw (rank -1: nothing). A rank that failed stays until all are done.
+std::vector<CommFailure> failures(int n, const std::function<void(Engine&)>& fn) {
+  auto engines = Engine::in_process(n);
+  std::vector<CommFailure> result(static_cast<size_t>(n));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < n; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        fn(*engines[static_cast<size_t>(r)]);
+      } catch (const CommError& error) {
+        result[static_cast<size_t>(r)] = error.failure();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return result;
+}
+
+std::vector<int> all_ranks(const Engine& engine) {
+  std::vector<int> ranks;
+  for (int r = 0; r < engine.size(); ++r) ranks.push_back(r);
+  return ranks;
+}
+
+TEST(LocalFailure, DifferentSizesNameBothRanks) {
+  const auto result = failures(2, [](Engine& engine) {
+    auto group = engine.create_group(all_ranks(engine), "dp", stress::kDeadline);
+    std::vector<float> data(engine.rank() == 0 ? 10 : 11);
+    auto op = make(Call::all_reduce, data);
+    engine.start(group->collectives(), op);
+    engine.wait(*op, Until::complete, {});
+  });
+  for (const CommFailure& failure : result) {
+    EXPECT_THAT(failure.peers, ElementsAre(0, 1));
+    EXPECT_EQ(failure.group, "dp");
+    EXPECT_EQ(failure.op, "all_reduce");
+    EXPECT_EQ(failure.sequence, 0u);
+    EXPECT_THAT(failure.cause, HasSubstr("10 x fp32"));
+    EXPECT_THAT(failure.cause, HasSubstr("11 x fp32"));
+  }
+}
+
+TEST(LocalFailure, DifferentCallsNameBothRanks) {
+  const auto result = failures(2, [](Engine& engine) {
+    auto group = engine.create_group(all_ranks(engine), "dp", stress::kDeadline);
+    std::vector<float> data(4), out(8);
+    auto op = make(engine.rank() == 0 ? Call::all_reduce : Call::all_gather, data);
+    if (engine.rank() == 1) op->output = reinterpret_cast<char*>(out.data());
+    engine.start(group->collectives(), op);
+    engine.wait(*op, Until::complete, {});
+  });
+  for (const CommFailure& failure : result) {
+    EXPECT_THAT(failure.cause, HasSubstr("all_reduce(4 x fp32, sum)"));
+    EXPECT_THAT(failure.cause, HasSubstr("all_gather(4 x fp32)"));
+  }
+}
+
+// Rank 1 never comes to its group with 2; rank 0 waits for 2. Both must name 1.
+TEST(LocalFailure, DeadlineNamesWhoHoldsUpNotWhoIsHeldUp) {
+  const auto result = failures(3, [](Engine& engine) {
+    auto world = engine.create_group(all_ranks(engine), "world", stress::kDeadline);
+    std::shared_ptr<Group> pair;
+    if (engine.rank() > 0) pair = engine.create_group({1, 2}, "pair", stress::kDeadline);
+    std::vector<float> data(4);
+    if (engine.rank() == 1) return;
+    if (engine.rank() == 2) {
+      auto op = make(Call::all_reduce, data, kShort);
+      engine.start(pair->collectives(), op);
+      engine.wait(*op, Until::complete, {});
+    } else {
+      auto op = make(Call::message, data, kShort);
+      engine.start(world->incoming(2), op);
+      engine.wait(*op, Until::complete, {});
+    }
+  });
+  for (int r : {0, 2}) {
+    const CommFailure& failure = result[static_cast<size_t>(r)];
+    EXPECT_THAT(failure.peers, ElementsAre(1)) << "rank " << r << ": " << failure.cause;
+    EXPECT_THAT(failure.cause, HasSubstr("within the deadline of 0.3 s"));
+    EXPECT_GE(failure.elapsed.count(), 0);
+  }
+}
+
+TEST(LocalFailure, RanksThatWaitForEachOtherAreToldSo) {
+  const auto result = failures(2, [](Engine& engine) {
+    auto group = engine.create_group(all_ranks(engine), "world", stress::kDeadline);
+    std::vector<float> data(4);
+    auto op = make(Call::message, data, kShort);
+    engine.start(group->incoming(1 - engine.rank()), op);
+    engine.wait(*op, Until::complete, {});
+  });
+  for (const CommFailure& failure : result) {
+    EXPECT_THAT(failure.cause, HasSubstr("wait for each other"));
+    EXPECT_THAT(failure.cause, HasSubstr("recv #0"));
+  }
+}
+
+TEST(LocalFailure, AnAbortEndsWaitsInEveryGroupAndLaterCalls) {
+  const auto result = failures(3, [](Engine& engine) {
+    auto world = engine.create_group(all_ranks(engine), "world", stress::kDeadline);
+    std::shared_ptr<Group> pair;
+    if (engine.rank() > 0) pair = engine.create_group({1, 2}, "pair", stress::kDeadline);
+    std::vector<float> data(100'000);
+    if (engine.rank() == 2) {
+      std::this_thread::sleep_for(milliseconds(20));  // the others are likely to sleep by now; the test does not depend on it
+      engine.abort(RankSet().set(2), "loss is NaN");
+      engine.abort(RankSet().set(2), "a second reason");
+    }
+    auto op = make(Call::all_reduce, data);
+    try {
+      Lane& lane = engine.rank() == 1 ? pair->collectives() : world->collectives();
+      engine.start(lane, op);
+      engine.wait(*op, Until::complete, {});
+      ADD_FAILURE() << "the call must fail";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.failure().cause, "loss is NaN");
+    }
+    auto again = make(Call::all_reduce, data);
+    engine.start(world->collectives(), again);
+  });
+  for (const CommFailure& failure : result) {
+    EXPECT_EQ(failure.cause, "loss is NaN");
+    EXPECT_THAT(failure.peers, ElementsAre(2));
+  }
+}
+
+TEST(LocalFailure, ARankThatLeftIsNamedOnlyByWhoNeedsIt) {
+  auto engines = Engine::in_process(3);
+  std::vector<std::thread> threads;
+  std::string cause;
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      auto engine = std::move(engines[static_cast<size_t>(r)]);
+      auto world = engine->create_group({0, 1, 2}, "world", stress::kDeadline);
+      if (r == 2) return;  // leaves in order
+      std::vector<float> data(50'000, 1.0f);
+      auto pair = engine->create_group({0, 1}, "pair", stress::kDeadline);
+      auto op = make(Call::all_reduce, data);
+      engine->start(pair->collectives(), op);
+      engine->wait(*op, Until::complete, {});
+      EXPECT_EQ(data[49'999], 2.0f);
+      if (r == 1) return;
+      auto needs_it = make(Call::message, data);
+      engine->start(world->incoming(2), needs_it);
+      try {
+        engine->wait(*needs_it, Until::complete, {});
+      } catch (const CommError& error) {
+        cause = error.failure().cause;
+        EXPECT_THAT(error.failure().peers, ElementsAre(2));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_THAT(cause, HasSubstr("rank 2 left the world"));
+}
+
+TEST(LocalBlocks, AreUnmappedOnceAllHaveReleasedThem) {
+  stress::on_threads(3, [](Engine& engine) {
+    auto group = engine.create_group(all_ranks(engine), "world", stress::kDeadline);
+    std::vector<std::shared_ptr<SharedBlock>> blocks;
+    for (int i = 0; i < 4; ++i) blocks.push_back(engine.allocate(*group, 100'000, stress::kDeadline));
+    blocks[0]->mine[99'999] = 1;
+    EXPECT_EQ(engine.blocks().find(blocks[1]->mine + 5, 99'000), blocks[1].get());
+    EXPECT_EQ(engine.blocks().find(blocks[1]->mine + 5, 200'000), nullptr);
+    for (auto& block : blocks) block->release();
+    std::vector<float> data(1);
+    for (int i = 0; i < 2; ++i) {  // the second call starts after all have released
+      auto op = make(Call::all_reduce, data);
+      engine.start(group->collectives(), op);
+      engine.wait(*op, Until::complete, {});
+    }
+    EXPECT_EQ(engine.blocks().count(), 0u);
+  });
+}
+
+TEST(LocalBlocks, DifferentSizesAndTooMuchMemoryAreErrors) {
+  const auto result = failures(2, [](Engine& engine) {
+    auto group = engine.create_group(all_ranks(engine), "world", stress::kDeadline);
+    EXPECT_THROW((void)engine.allocate(*group, size_t{1} << 44, stress::kDeadline), ConfigError);  // 16 TiB
+    (void)engine.allocate(*group, engine.rank() == 0 ? 1000 : 2000, stress::kDeadline);
+    // Rank 0 does not wait for the others to map it; it learns of the difference in its next call.
+    std::vector<float> data(1);
+    auto op = make(Call::all_reduce, data);
+    engine.start(group->collectives(), op);
+    engine.wait(*op, Until::complete, {});
+  });
+  for (const CommFailure& failure : result) EXPECT_THAT(failure.cause, HasSubstr("allocates 2000 bytes, rank 0 allocates 1000"));
+}
+
+}  // namespace
+}  // namespace weft::local
