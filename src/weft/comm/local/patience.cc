@@ -71,6 +71,8 @@ void Patience::check_deadline(const RankSet& missing, bool arrival) {
   RankSet visited, silent, computing, frontier = missing;
   visited.set(static_cast<size_t>(engine_.rank()));
   std::string waiting;
+  // A rank that was stopped in a wait looks as if it waited; one that lives gives a sign every slice.
+  bool all_lively = true;
   while ((frontier & ~visited).any()) {
     const RankSet ring = frontier & ~visited;
     visited |= ring;
@@ -80,6 +82,7 @@ void Patience::check_deadline(const RankSet& missing, bool arrival) {
         silent.set(static_cast<size_t>(r));
       } else if (page.waits.load() != 0) {
         frontier |= page.waiting_for.load();
+        all_lively &= seen_[static_cast<size_t>(r)].when > start_ + timeout_;
         waiting += fmt::format("; rank {} waits in {} for {}", r, page.call.load(), ranks_text(page.waiting_for.load()));
       } else {
         computing.set(static_cast<size_t>(r));
@@ -93,7 +96,7 @@ void Patience::check_deadline(const RankSet& missing, bool arrival) {
     fail(silent, fmt::format("{} {} within the deadline of {} s", ranks_text(silent),
                              never_came ? "did not arrive" : "stopped taking part (no sign of life)", seconds(timeout_)));
   }
-  if (computing.none()) {
+  if (computing.none() && all_lively) {
     fail(missing, fmt::format("ranks wait for each other: rank {} in {} #{} of '{}' for {}{}", engine_.rank(), name_.call, name_.sequence,
                               name_.group, ranks_text(missing), waiting));
   }
