@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace weft::nn {
@@ -27,7 +28,8 @@ class Dropout {
 
  private:
   double probability_;
-  uint64_t key_;
+  uint64_t seed_;
+  std::string name_;
   int64_t context_;
 };
 

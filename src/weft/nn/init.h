@@ -11,8 +11,8 @@
 namespace weft::nn {
 
 /// Writes elements begin .. begin + slice.numel() - 1 (row-major in the global tensor) of parameter `name` into `slice`
-/// (any shape, contiguous, CPU, floating point). Draws are fp64 Philox normals, rounded once to the dtype: any cut of a
-/// parameter over any number of ranks gives the same numbers.
+/// (any shape, contiguous, CPU, floating point). Draws are fp64 Philox normals; fp32 rounds them and bf16 rounds
+/// the fp32 value, so a bf16 model is a cast fp32 one. Any cut of a parameter over any number of ranks gives the same numbers.
 void init_parameter(std::string_view name, const model::InitRule& rule, uint64_t seed, int64_t begin, at::Tensor slice);
 
 }  // namespace weft::nn

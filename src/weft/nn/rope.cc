@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "weft/core/error.h"
+#include "weft/nn/fused.h"
 
 namespace weft::nn {
 namespace {
@@ -54,6 +55,7 @@ RopeTable rope_table(const model::RopeSpec& spec, int64_t head_dim, int64_t posi
 }
 
 std::pair<at::Tensor, at::Tensor> rope(const at::Tensor& q, const at::Tensor& k, const RopeTable& table, Kernels kernels) {
+  if (kernels == Kernels::fused && fused::serves({q, k})) return fused::rope(q, k, table.cos, table.sin);
   const at::Tensor cos = table.cos.unsqueeze(1), sin = table.sin.unsqueeze(1);  // [T, 1, rotated]
   return {rotate(q, cos, sin), rotate(k, cos, sin)};
 }

@@ -1,0 +1,236 @@
+#include "weft/checkpoint/safetensors.h"
+
+#include <ATen/ATen.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "weft/core/error.h"
+
+namespace weft::checkpoint {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors holds little-endian numbers");
+
+constexpr size_t kLengthBytes = 8;
+constexpr size_t kLongestHeader = 100'000'000;  ///< the reference implementation's limit
+constexpr size_t kHeaderAlignment = 8;
+
+struct DtypeName {
+  const char* name;
+  at::ScalarType type;
+};
+constexpr std::array<DtypeName, 8> kDtypes{{{"F64", at::kDouble}, {"F32", at::kFloat}, {"BF16", at::kBFloat16}, {"F16", at::kHalf},
+                                            {"I64", at::kLong}, {"I32", at::kInt}, {"U8", at::kByte}, {"BOOL", at::kBool}}};
+
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  throw ConfigError(fmt::format("{}: {}", path, what));
+}
+
+std::string system_error() { return std::strerror(errno); }
+
+at::ScalarType dtype_of(const std::string& path, const std::string& tensor, const std::string& name) {
+  for (const DtypeName& known : kDtypes)
+    if (name == known.name) return known.type;
+  fail(path, fmt::format("tensor {} has dtype \"{}\"; known are F64, F32, BF16, F16, I64, I32, U8 and BOOL", tensor, name));
+}
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() { if (fd_ >= 0) ::close(fd_); }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+/// JSON that refuses a name given twice, which the library would silently overwrite.
+nlohmann::json parse_header(const std::string& path, const std::string& text) {
+  std::vector<std::set<std::string>> keys;
+  const auto check = [&](int, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+    if (event == nlohmann::json::parse_event_t::object_start) keys.emplace_back();
+    if (event == nlohmann::json::parse_event_t::object_end) keys.pop_back();
+    if (event == nlohmann::json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second)
+      fail(path, fmt::format("the header names {} twice", value.get<std::string>()));
+    return true;
+  };
+  try {
+    nlohmann::json header = nlohmann::json::parse(text, check);
+    if (!header.is_object()) fail(path, "the header is no JSON object");
+    return header;
+  } catch (const nlohmann::json::exception& e) {
+    fail(path, fmt::format("the header is no valid JSON ({})", e.what()));
+  }
+}
+
+size_t non_negative(const std::string& path, const std::string& tensor, const nlohmann::json& value, const char* what) {
+  if (!value.is_number_integer() || (!value.is_number_unsigned() && value.get<int64_t>() < 0))
+    fail(path, fmt::format("tensor {}: {} {} is no non-negative integer", tensor, what, value.dump()));
+  return value.get<size_t>();
+}
+
+}  // namespace
+
+/// The whole file in memory, copy on write.
+class SafetensorsFile::Mapping {
+ public:
+  explicit Mapping(const std::string& path) {
+    const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    struct stat status {};
+    if (file.get() < 0 || ::fstat(file.get(), &status) != 0) fail(path, fmt::format("cannot be opened ({})", system_error()));
+    if (!S_ISREG(status.st_mode)) fail(path, "is no regular file");
+    size = static_cast<size_t>(status.st_size);
+    if (size < kLengthBytes) fail(path, fmt::format("has {} bytes; a safetensors file has at least {}. Is it truncated?", size, kLengthBytes));
+    void* mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, file.get(), 0);
+    if (mapped == MAP_FAILED) fail(path, fmt::format("cannot be mapped ({})", system_error()));
+    data = static_cast<char*>(mapped);
+  }
+  ~Mapping() { ::munmap(data, size); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  char* data = nullptr;
+  size_t size = 0;
+};
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), mapping_(std::make_shared<Mapping>(path)) {
+  uint64_t length = 0;
+  std::memcpy(&length, mapping_->data, kLengthBytes);
+  if (length > kLongestHeader || length > mapping_->size - kLengthBytes)
+    fail(path, fmt::format("says that its header has {} bytes, but the file has {}. It is truncated, or no safetensors file.", length, mapping_->size));
+  read_header(std::string(mapping_->data + kLengthBytes, length), kLengthBytes + length);
+}
+
+void SafetensorsFile::read_header(const std::string& text, size_t data_begin) {
+  const nlohmann::json header = parse_header(path_, text);
+  const size_t data_size = mapping_->size - data_begin;
+  for (const auto& [name, value] : header.items()) {
+    if (name == "__metadata__") {
+      for (const auto& [key, entry] : value.items()) {
+        if (!entry.is_string()) fail(path_, fmt::format("metadata {} is no text", key));
+        metadata_.emplace(key, entry.get<std::string>());
+      }
+      continue;
+    }
+    if (!value.is_object() || !value.contains("dtype") || !value["dtype"].is_string() || !value.contains("shape") ||
+        !value["shape"].is_array() || !value.contains("data_offsets") || !value["data_offsets"].is_array() || value["data_offsets"].size() != 2)
+      fail(path_, fmt::format("tensor {} needs dtype, shape and two data_offsets", name));
+    Entry entry{.dtype = dtype_of(path_, name, value["dtype"].get<std::string>()), .shape = {}, .begin = 0, .end = 0};
+    size_t bytes = c10::elementSize(entry.dtype);
+    for (const nlohmann::json& extent : value["shape"]) {
+      const size_t n = non_negative(path_, name, extent, "extent");
+      if (__builtin_mul_overflow(bytes, n, &bytes) || n > INT64_MAX) fail(path_, fmt::format("tensor {}: shape {} overflows", name, value["shape"].dump()));
+      entry.shape.push_back(static_cast<int64_t>(n));
+    }
+    const size_t begin = non_negative(path_, name, value["data_offsets"][0], "offset");
+    const size_t end = non_negative(path_, name, value["data_offsets"][1], "offset");
+    if (begin > end || end > data_size)
+      fail(path_, fmt::format("tensor {} lies at bytes {} to {} of {} bytes of data. Is the file truncated?", name, begin, end, data_size));
+    if (end - begin != bytes)
+      fail(path_, fmt::format("tensor {} has {} bytes, but its shape {} of {} needs {}", name, end - begin, value["shape"].dump(), value["dtype"].get<std::string>(), bytes));
+    entry.begin = data_begin + begin;
+    entry.end = data_begin + end;
+    entries_.emplace(name, std::move(entry));
+    names_.push_back(name);
+  }
+  const auto position = [&](const std::string& name) { return std::pair(entries_.at(name).begin, entries_.at(name).end); };
+  std::sort(names_.begin(), names_.end(), [&](const auto& a, const auto& b) { return position(a) < position(b); });
+  size_t covered = data_begin;
+  for (const std::string& name : names_) {
+    const Entry& entry = entries_.at(name);
+    if (entry.begin != covered)
+      fail(path_, fmt::format("tensor {} starts at byte {} of the data, the one before it ends at {}: they {}", name, entry.begin - data_begin,
+                              covered - data_begin, entry.begin < covered ? "overlap" : "leave a hole"));
+    covered = entry.end;
+  }
+  if (covered != mapping_->size) fail(path_, fmt::format("{} bytes after the last tensor belong to none", mapping_->size - covered));
+}
+
+at::Tensor SafetensorsFile::tensor(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) fail(path_, fmt::format("has no tensor {} (it has {} others)", name, names_.size()));
+  const Entry& entry = found->second;
+  const auto options = at::TensorOptions(entry.dtype);
+  if (entry.begin == entry.end) return at::empty(entry.shape, options);
+  char* data = mapping_->data + entry.begin;
+  if (entry.begin % c10::elementSize(entry.dtype) == 0)
+    return at::from_blob(data, entry.shape, [keep = mapping_](void*) {}, options);
+  at::Tensor aligned = at::empty(entry.shape, options);
+  std::memcpy(aligned.mutable_data_ptr(), data, entry.end - entry.begin);
+  return aligned;
+}
+
+namespace {
+
+const char* name_of(const std::string& path, const NamedTensor& tensor) {
+  for (const DtypeName& known : kDtypes)
+    if (tensor.tensor.scalar_type() == known.type) return known.name;
+  fail(path, fmt::format("tensor {} has dtype {}, which safetensors cannot hold here; convert it first", tensor.name, c10::toString(tensor.tensor.scalar_type())));
+}
+
+void write_all(int fd, const void* data, size_t bytes, const std::string& path) {
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t written = ::write(fd, next, bytes);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) fail(path, fmt::format("cannot be written ({})", system_error()));
+    next += written;
+    bytes -= static_cast<size_t>(written);
+  }
+}
+
+std::string make_header(const std::string& path, const std::vector<const NamedTensor*>& order, const Metadata& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  size_t offset = 0;
+  for (const NamedTensor* item : order) {
+    if (header.contains(item->name)) fail(path, fmt::format("two tensors are called {}", item->name));
+    const size_t bytes = item->tensor.nbytes();
+    header[item->name] = {{"dtype", name_of(path, *item)}, {"shape", item->tensor.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  std::string text = header.dump();
+  text.append((kHeaderAlignment - text.size() % kHeaderAlignment) % kHeaderAlignment, ' ');
+  return text;
+}
+
+}  // namespace
+
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
+  std::vector<const NamedTensor*> order;
+  for (const NamedTensor& tensor : tensors) order.push_back(&tensor);
+  std::stable_sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) { return a->tensor.element_size() > b->tensor.element_size(); });
+  const std::string header = make_header(path, order, metadata);
+  const std::string partial = fmt::format("{}.{}.partial", path, ::getpid());
+  try {
+    const FileDescriptor file(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (file.get() < 0) fail(path, fmt::format("cannot be created ({})", system_error()));
+    const uint64_t length = header.size();
+    write_all(file.get(), &length, kLengthBytes, path);
+    write_all(file.get(), header.data(), header.size(), path);
+    for (const NamedTensor* item : order) {
+      const at::Tensor host = item->tensor.detach().cpu().contiguous();
+      write_all(file.get(), host.const_data_ptr(), host.nbytes(), path);
+    }
+    if (::fsync(file.get()) != 0) fail(path, fmt::format("cannot be flushed to disk ({})", system_error()));
+    if (::rename(partial.c_str(), path.c_str()) != 0) fail(path, fmt::format("cannot be renamed ({})", system_error()));
+  } catch (...) {
+    ::unlink(partial.c_str());
+    throw;
+  }
+}
+
+}  // namespace weft::checkpoint

@@ -1,0 +1,55 @@
+// Safetensors files: named tensors behind a JSON header (Hugging Face's format, readable by any tool).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/parallel/data_parallel.h"
+
+namespace weft::checkpoint {
+
+using Metadata = std::map<std::string, std::string>;
+
+/// An open file. Dtypes F64, F32, BF16, F16, I64, I32, U8, BOOL.
+class SafetensorsFile {
+ public:
+  /// Maps the file and checks all of it but the numbers: header, dtypes, shapes, and that the tensors' bytes cover the data
+  /// exactly once. ConfigError names what is wrong.
+  explicit SafetensorsFile(const std::string& path);
+
+  /// In the order in which they lie in the file.
+  const std::vector<std::string>& names() const { return names_; }
+  bool contains(const std::string& name) const { return entries_.contains(name); }
+  /// A CPU tensor over the mapped file, which lives as long as the tensor; writing to it changes memory, not the file.
+  /// ConfigError if there is none of that name.
+  at::Tensor tensor(const std::string& name) const;
+  const Metadata& metadata() const { return metadata_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  class Mapping;
+  struct Entry {
+    at::ScalarType dtype;
+    std::vector<int64_t> shape;
+    size_t begin, end;  ///< bytes from the start of the file
+  };
+
+  void read_header(const std::string& text, size_t data_begin);
+
+  std::string path_;
+  std::shared_ptr<Mapping> mapping_;
+  std::map<std::string, Entry> entries_;
+  std::vector<std::string> names_;
+  Metadata metadata_;
+};
+
+/// Writes tensors (any device and strides) to `path`: to a temporary file beside it, flushed to disk, then renamed, so that
+/// `path` is always whole. Wider dtypes come first, which keeps every tensor aligned. ConfigError on duplicate names,
+/// unsupported dtypes and when the disk refuses.
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata = {});
+
+}  // namespace weft::checkpoint
