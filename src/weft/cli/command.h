@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <functional>
+#include <string>
 
 namespace weft::cli {
 
@@ -15,6 +16,9 @@ using AddCommand = std::function<void(CLI::App&)>;
 void add_planner_commands(CLI::App& app);
 /// Commands that need libtorch; absent in a build with WEFT_WITH_TORCH=OFF.
 void add_runtime_commands(CLI::App& app);
+
+/// "weft 0.1.0 (libtorch 2.15.0; g++ 12.2.0)".
+std::string version_text();
 
 /// Parses and runs; maps errors to exit codes (0, 2, 3, 70). Results go to stdout, everything else to stderr.
 int run(int argc, char** argv);

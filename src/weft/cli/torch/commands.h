@@ -8,5 +8,6 @@ namespace weft::cli {
 void add_train(CLI::App& app);
 void add_data(CLI::App& app);
 void add_generate(CLI::App& app);
+void add_doctor(CLI::App& app);
 
 }  // namespace weft::cli

@@ -5,6 +5,7 @@ namespace weft::cli {
 
 void add_runtime_commands(CLI::App& app) {
   add_data(app);
+  add_doctor(app);
 }
 
 }  // namespace weft::cli
