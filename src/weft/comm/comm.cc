@@ -357,7 +357,13 @@ std::map<std::string, TrafficCount> Comm::traffic() const {
 std::string Comm::flight_log() const { return state_->core ? state_->core->log.json() : "{}"; }
 
 void Comm::progress() const {
-  if (state_->local) state_->local->progress();
+  if (state_->local) {
+    state_->local->progress();
+  } else if (state_->record) {
+    detail::finish_dropped(*state_);
+    detail::throw_if_failed(*state_, {.op = CommOp::barrier, .sequence = state_->record->progress->started,
+                                      .start = std::chrono::steady_clock::now()});
+  }
 }
 
 }  // namespace weft

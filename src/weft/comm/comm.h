@@ -85,7 +85,8 @@ class Comm {
   /// The last calls of this rank in all groups of its world, as JSON (empty object when alone). Any thread.
   std::string flight_log() const;
 
-  /// Lets calls in flight go on without blocking; the data-parallel engine calls it between units of backward.
+  /// Lets calls in flight go on without blocking; the data-parallel engine calls it between units of backward. Throws
+  /// CommError once the world has failed.
   void progress() const;
 
   /// What stands behind it (comm/state.h: the c10d back end, for interoperability).

@@ -17,7 +17,7 @@ constexpr int64_t kLineBytes = 256;  // a longer line is cut: it differs earlier
 
 // Straight to the back end: the comparison is not a call of its own in the log, the counts or the sequence.
 at::Tensor gather_bytes(CommState& comm, const Call& call, at::Tensor mine) {
-  at::Tensor all = at::empty({comm.size(), mine.numel()}, mine.options());
+  at::Tensor all = at::empty({comm.size() * mine.numel()}, mine.options());
   c10d::AllgatherOptions options;
   options.timeout = comm.local ? comm.timeout : kBackgroundTimeout;
   try {

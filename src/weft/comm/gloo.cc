@@ -1,5 +1,6 @@
 #include "weft/comm/gloo.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <cstdlib>
@@ -14,10 +15,24 @@ using Gloo = c10d::ProcessGroupGloo;
 class AbortableGloo final : public Gloo {
  public:
   using Gloo::Gloo;
-  // Calls in flight fail at once; without it the destructor waits for them until their deadlines.
+  // Calls in flight fail at once; without it the destructor waits for them until their deadlines. Closing connections is
+  // not enough: gloo tells the peers, but not its own pending calls. A receive that expires does tell them.
   void abort() override {
+    at::Tensor nothing = at::empty({1}, at::kByte);
+    std::vector<at::Tensor> target{nothing};
+    for (int peer = 0; peer < getSize(); ++peer) {
+      if (peer == getRank()) continue;
+      try {
+        recv(target, peer, kAbortTag)->wait(std::chrono::milliseconds(1));
+      } catch (const std::exception&) {
+        // Expected: that is the signal.
+      }
+    }
     for (auto& context : contexts_) context->closeConnections();
   }
+
+ private:
+  static constexpr int kAbortTag = 0x57454654;  // never sent to
 };
 
 }  // namespace
