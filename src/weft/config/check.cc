@@ -12,7 +12,9 @@ namespace {
 /// Rounds the MLP of a llama up: kernels like widths that are multiples of it.
 constexpr int64_t kFfnMultiple = 32;
 
-int64_t pick(int64_t value, int64_t otherwise) { return value > 0 ? value : otherwise; }
+int64_t pick(int64_t value, int64_t otherwise) {
+  return value > 0 ? value : otherwise;
+}
 
 /// The family's style with sizes still open. The smallest preset of a family is its style with sizes to be replaced.
 model::ModelSpec family_style(const ModelConfig& model) {
@@ -32,19 +34,23 @@ int64_t default_ffn(const std::string& family, int64_t hidden) {
 }
 
 void apply_sizes(const ModelConfig& model, model::ModelSpec& spec) {
-  if (model.layers > 0 && !spec.blocks.empty()) spec.blocks.resize(static_cast<size_t>(model.layers), spec.blocks.front());
+  if (model.layers > 0 && !spec.blocks.empty())
+    spec.blocks.resize(static_cast<size_t>(model.layers), spec.blocks.front());
   const bool other_width = model.hidden > 0 || model.heads > 0;
   spec.hidden = pick(model.hidden, spec.hidden);
   for (model::BlockSpec& block : spec.blocks) {
     auto& attention = block.attention;
     attention.heads = pick(model.heads, attention.heads);
-    attention.kv_heads = pick(model.kv_heads, model.heads > 0 || attention.kv_heads == 0 ? attention.heads : attention.kv_heads);
+    attention.kv_heads =
+        pick(model.kv_heads, model.heads > 0 || attention.kv_heads == 0 ? attention.heads : attention.kv_heads);
     const int64_t even_split = attention.heads > 0 ? spec.hidden / attention.heads : 0;
     attention.head_dim = pick(model.head_dim, other_width || attention.head_dim == 0 ? even_split : attention.head_dim);
-    block.mlp.ffn = pick(model.ffn, model.hidden > 0 || block.mlp.ffn == 0 ? default_ffn(spec.family, spec.hidden) : block.mlp.ffn);
+    block.mlp.ffn =
+        pick(model.ffn, model.hidden > 0 || block.mlp.ffn == 0 ? default_ffn(spec.family, spec.hidden) : block.mlp.ffn);
   }
   if (model.tied_head != "auto") spec.tied_head = model.tied_head == "yes";
   if (model.rope_theta > 0) spec.rope.theta = model.rope_theta;
+  if (model.dropout > 0) spec.dropout = model.dropout;
   if (model.init_std > 0) spec.init_std = model.init_std;
 }
 
@@ -58,8 +64,10 @@ void check_sizes(const RunConfig& config, const model::ModelSpec& spec, int64_t 
   if (!need("model.layers", spec.layers())) return;
   const auto& attention = spec.blocks.front().attention;
   if (!need("model.heads", attention.heads) || !hidden) return;
-  if (config.model.head_dim == 0 && attention.head_dim * attention.heads != spec.hidden && config.model.preset.empty()) {
-    findings.add("model.heads", fmt::format("{} heads do not divide hidden = {}", attention.heads, spec.hidden), "or set model.head_dim");
+  if (config.model.head_dim == 0 && attention.head_dim * attention.heads != spec.hidden &&
+      config.model.preset.empty()) {
+    findings.add("model.heads", fmt::format("{} heads do not divide hidden = {}", attention.heads, spec.hidden),
+                 "or set model.head_dim");
   }
   if (attention.heads % attention.kv_heads != 0) {
     findings.add("model.kv_heads", fmt::format("{} does not divide heads = {}", attention.kv_heads, attention.heads));
@@ -68,7 +76,8 @@ void check_sizes(const RunConfig& config, const model::ModelSpec& spec, int64_t 
     findings.add("model.head_dim", fmt::format("{} is odd; rotary positions turn pairs", attention.head_dim));
   }
   if (config.data.seq > spec.context) {
-    findings.add("data.seq", fmt::format("{} tokens exceed the model's context of {}", config.data.seq, spec.context), "set model.context");
+    findings.add("data.seq", fmt::format("{} tokens exceed the model's context of {}", config.data.seq, spec.context),
+                 "set model.context");
   }
   if (data_vocab > spec.vocab) {
     findings.add("model.vocab", fmt::format("{} is less than the data's vocabulary of {}", spec.vocab, data_vocab),
@@ -82,10 +91,12 @@ void check(const RunConfig& config, Findings& findings) {
   if (config.data.train.empty()) findings.add("data.train", "missing", "name a token file made by `weft data prepare`");
   if (config.run.dir.empty()) findings.add("run.dir", "empty", "name a folder for the run's files");
   if (config.schedule.warmup > config.train.steps) {
-    findings.add("schedule.warmup", fmt::format("{} steps of warm-up in a run of train.steps = {}", config.schedule.warmup, config.train.steps));
+    findings.add("schedule.warmup", fmt::format("{} steps of warm-up in a run of train.steps = {}",
+                                                config.schedule.warmup, config.train.steps));
   }
   if (config.train.micro_batch > config.train.global_batch) {
-    findings.add("train.micro_batch", fmt::format("{} is more than train.global_batch = {}", config.train.micro_batch, config.train.global_batch));
+    findings.add("train.micro_batch", fmt::format("{} is more than train.global_batch = {}", config.train.micro_batch,
+                                                  config.train.global_batch));
   }
 }
 
@@ -99,6 +110,11 @@ model::ModelSpec model_spec(const RunConfig& config, int64_t data_vocab) {
   check_sizes(config, spec, data_vocab, findings);
   findings.throw_if_any("model");
   return spec;
+}
+
+int64_t warmup_steps(const RunConfig& config) {
+  constexpr int64_t kMost = 100, kShare = 10;
+  return config.schedule.warmup >= 0 ? config.schedule.warmup : std::min(kMost, config.train.steps / kShare);
 }
 
 Accumulation accumulation(const RunConfig& config, int64_t ranks, Findings& findings) {

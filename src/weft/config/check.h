@@ -10,9 +10,12 @@ namespace weft::config {
 /// Rules between keys that need neither data nor ranks.
 void check(const RunConfig& config, Findings& findings);
 
-/// The model that the configuration names; `data_vocab` is the training data's vocabulary (0 = unknown). ConfigError with
-/// all findings when sizes are missing or do not fit each other.
+/// The model that the configuration names; `data_vocab` is the training data's vocabulary (0 = unknown). ConfigError
+/// with all findings when sizes are missing or do not fit each other.
 model::ModelSpec model_spec(const RunConfig& config, int64_t data_vocab);
+
+/// Steps of warm-up: as configured, or what -1 stands for.
+int64_t warmup_steps(const RunConfig& config);
 
 /// How a global batch is worked off.
 struct Accumulation {
@@ -22,7 +25,8 @@ struct Accumulation {
   int64_t steps = 1;        ///< forward and backward passes per step; the last may be smaller
 };
 
-/// Findings: layout.dp against the number of ranks, train.global_batch not a multiple of dp (nearest legal values named).
+/// Findings: layout.dp against the number of ranks, train.global_batch not a multiple of dp (nearest legal values
+/// named).
 Accumulation accumulation(const RunConfig& config, int64_t ranks, Findings& findings);
 
 }  // namespace weft::config

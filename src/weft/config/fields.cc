@@ -9,11 +9,21 @@
 namespace weft::config {
 namespace {
 
-Rule any() { return {}; }
-Rule at_least(double low) { return {.low = low}; }
-Rule above(double low) { return {.low = low, .low_allowed = false}; }
-Rule between(double low, double high) { return {.low = low, .high = high}; }
-Rule one_of(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
+Rule any() {
+  return {};
+}
+Rule at_least(double low) {
+  return {.low = low};
+}
+Rule above(double low) {
+  return {.low = low, .low_allowed = false};
+}
+Rule between(double low, double high) {
+  return {.low = low, .high = high};
+}
+Rule one_of(std::vector<std::string> choices) {
+  return {.choices = std::move(choices)};
+}
 
 // clang-format off
 std::vector<Field> make_fields() {
@@ -32,6 +42,7 @@ std::vector<Field> make_fields() {
     {"model.tied_head", "whether the output projection is the embedding: yes, no, or auto = the preset's, or the family's habit (gpt2 yes, llama no)", one_of({"auto", "yes", "no"}), [](C& c) { return &c.model.tied_head; }},
     {"model.rope_theta", "base of the rotary angles; 0 = the preset's, or 10000", at_least(0), [](C& c) { return &c.model.rope_theta; }},
     {"model.init_std", "standard deviation of the initial weights (output projections of blocks: divided by sqrt(2 layers)); 0 = the preset's, or 0.02", at_least(0), [](C& c) { return &c.model.init_std; }},
+    {"model.dropout", "share of activations zeroed in training; the mask is a function of train.seed, step and place, whatever the layout", between(0, 0.99), [](C& c) { return &c.model.dropout; }},
 
     {"data.train", "token file to train on, made by `weft data prepare` (required)", any(), [](C& c) { return &c.data.train; }},
     {"data.val", "token file for the validation loss; \"\" = none", any(), [](C& c) { return &c.data.val; }},
@@ -46,7 +57,6 @@ std::vector<Field> make_fields() {
     {"train.dtype", "fp64, fp32, or bf16: weights and activations in bf16, master weights and optimizer state in fp32", one_of({"fp64", "fp32", "bf16"}), [](C& c) { return &c.train.dtype; }},
     {"train.eval_every", "steps between validations; 0 = only after the last step", at_least(0), [](C& c) { return &c.train.eval_every; }},
     {"train.eval_samples", "validation samples used during training, spread evenly over the file; 0 = all. The last validation uses all", at_least(0), [](C& c) { return &c.train.eval_samples; }},
-    {"train.log_every", "steps between progress lines where output is no terminal; metrics.jsonl has every step", at_least(1), [](C& c) { return &c.train.log_every; }},
     {"train.threads", "threads per rank for tensor kernels; 0 = the machine's cores / ranks on it", at_least(0), [](C& c) { return &c.train.threads; }},
 
     {"optimizer.name", "adamw or sgd", one_of({"adamw", "sgd"}), [](C& c) { return &c.optimizer.name; }},
@@ -59,7 +69,9 @@ std::vector<Field> make_fields() {
     {"optimizer.clip_norm", "largest global gradient norm; 0 = no clipping", at_least(0), [](C& c) { return &c.optimizer.clip_norm; }},
 
     {"schedule.name", "learning rate after the warm-up: cosine, linear or constant", one_of({"cosine", "linear", "constant"}), [](C& c) { return &c.schedule.name; }},
-    {"schedule.warmup", "steps over which the learning rate rises linearly to its peak", at_least(0), [](C& c) { return &c.schedule.warmup; }},
+    {"schedule.warmup",
+       "steps over which the learning rate rises linearly to its peak; -1 = a tenth of train.steps, at most 100",
+       at_least(-1), [](C& c) { return &c.schedule.warmup; }},
     {"schedule.final_ratio", "learning rate at the last step as a share of the peak", between(0, 1), [](C& c) { return &c.schedule.final_ratio; }},
 
     {"layout.dp", "data-parallel ranks; 0 = all ranks", at_least(0), [](C& c) { return &c.layout.dp; }},
@@ -99,7 +111,8 @@ const std::vector<Field>& fields() {
 }
 
 const Field* find_field(const std::string& key) {
-  const auto found = std::find_if(fields().begin(), fields().end(), [&](const Field& field) { return field.key == key; });
+  const auto found =
+      std::find_if(fields().begin(), fields().end(), [&](const Field& field) { return field.key == key; });
   return found == fields().end() ? nullptr : &*found;
 }
 

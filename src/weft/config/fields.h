@@ -17,7 +17,7 @@ using Slot = std::variant<bool*, int64_t*, double*, std::string*>;
 struct Rule {
   double low = -1e300;
   double high = 1e300;
-  bool low_allowed = true;           ///< false: strictly above `low`
+  bool low_allowed = true;                ///< false: strictly above `low`
   std::vector<std::string> choices = {};  ///< of a text; empty: any
 
   /// Why the value in `slot` breaks the rule ("-3 is out of range (at least 1)"), or nothing.

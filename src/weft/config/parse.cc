@@ -58,7 +58,8 @@ std::string text_of(const toml::node& node) {
   return out.str();
 }
 
-void set_value(RunConfig& config, const std::string& key, const toml::node& node, const std::string& where, Findings& findings) {
+void set_value(RunConfig& config, const std::string& key, const toml::node& node, const std::string& where,
+               Findings& findings) {
   const Field* field = find_field(key);
   if (!field) return findings.add(where, "unknown key", unknown_key_remedy(key));
   const Slot slot = field->slot(config);
@@ -103,7 +104,8 @@ void read_entries(RunConfig& config, const toml::table& table, const std::string
     if (node) {
       set_value(config, key, *node, fmt::format("{}:{} {}", name, line, key), findings);
     } else {
-      findings.add(fmt::format("{}:{} [{}]", name, line, key), "unknown section", fmt::format("did you mean [{}]?", nearest_section(key)));
+      findings.add(fmt::format("{}:{} [{}]", name, line, key), "unknown section",
+                   fmt::format("did you mean [{}]?", nearest_section(key)));
     }
   }
 }
@@ -155,7 +157,8 @@ void override_key(RunConfig& config, const std::string& assignment, Findings& fi
   const std::string key = assignment.substr(0, equals), text = assignment.substr(equals + 1);
   const Field* field = find_field(key);
   if (!field) return findings.add(where, "unknown key", unknown_key_remedy(key));
-  const bool plain_text = std::holds_alternative<std::string*>(field->slot(config)) && (text.empty() || (text[0] != '"' && text[0] != '\''));
+  const bool plain_text = std::holds_alternative<std::string*>(field->slot(config)) &&
+                          (text.empty() || (text[0] != '"' && text[0] != '\''));
   try {
     set_value(config, key, *toml::parse("v = " + (plain_text ? quoted(text) : text)).get("v"), where, findings);
   } catch (const toml::parse_error&) {

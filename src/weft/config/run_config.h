@@ -15,6 +15,7 @@ struct ModelConfig {
   int64_t vocab = 0, context = 0;
   std::string tied_head = "auto";
   double rope_theta = 0, init_std = 0;
+  double dropout = 0;
 };
 
 struct DataConfig {
@@ -32,7 +33,6 @@ struct TrainConfig {
   std::string dtype = "fp32";
   int64_t eval_every = 100;
   int64_t eval_samples = 0;
-  int64_t log_every = 10;
   int64_t threads = 0;
 };
 
@@ -47,7 +47,7 @@ struct OptimizerConfig {
 
 struct ScheduleConfig {
   std::string name = "cosine";
-  int64_t warmup = 100;
+  int64_t warmup = -1;
   double final_ratio = 0.1;
 };
 

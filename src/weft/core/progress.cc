@@ -80,6 +80,7 @@ void ProgressLine::show(std::string_view text) {
 void ProgressLine::keep(std::string_view text) {
   if (terminal_ && open_) std::fputs("\r\033[K", options_.out);
   open_ = false;
+  skipped_.clear();  // older than what is kept
   std::fprintf(options_.out, "%.*s\n", static_cast<int>(text.size()), text.data());
   std::fflush(options_.out);
 }

@@ -16,6 +16,7 @@ struct Batch {
   at::Tensor inputs;   ///< [samples, seq] int64
   at::Tensor targets;  ///< [samples, seq] int64, inputs shifted by one token
   int64_t tokens = 0;
+  int64_t first_sample = 0;  ///< place of the first sample in the global batch
 };
 
 /// Samples of one token file (windows of seq + 1 tokens, see sample_count).
@@ -40,7 +41,8 @@ class TokenSamples {
 class TrainBatches {
  public:
   /// micro_batch: most samples of one forward pass; the last of a step may be smaller.
-  TrainBatches(TokenSamples samples, Sampler sampler, int64_t global_batch, int64_t micro_batch, int64_t dp_rank, int64_t dp_size);
+  TrainBatches(TokenSamples samples, Sampler sampler, int64_t global_batch, int64_t micro_batch, int64_t dp_rank,
+               int64_t dp_size);
 
   /// Forward passes per step on this coordinate.
   int64_t accumulation() const;

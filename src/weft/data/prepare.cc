@@ -45,8 +45,8 @@ int64_t total_bytes(const std::vector<std::string>& inputs) {
   return known ? total : 0;
 }
 
-void encode_input(const std::string& path, const config::Tokenizer& tokenizer, TokenWriter& writer, PrepareResult& result,
-                  const std::function<void()>& piece_done) {
+void encode_input(const std::string& path, const config::Tokenizer& tokenizer, TokenWriter& writer,
+                  PrepareResult& result, const std::function<void()>& piece_done) {
   const File file = open_input(path);
   const int64_t before = result.bytes;
   std::string text(kPieceBytes, '\0');
@@ -84,7 +84,8 @@ PrepareResult prepare(const PrepareOptions& options, const PrepareProgress& prog
     });
   }
   const int64_t val_tokens = std::llround(static_cast<double>(train.count()) * options.val_fraction);
-  if (train.count() == val_tokens) throw ConfigError(fmt::format("no text to train on: {} bytes in all inputs", result.bytes));
+  if (train.count() == val_tokens)
+    throw ConfigError(fmt::format("no text to train on: {} bytes in all inputs", result.bytes));
   if (val_tokens > 0) {
     TokenWriter val(val_path, tokenizer->vocab(), tokenizer->id());
     train.split_off(val_tokens, val);

@@ -25,8 +25,8 @@ struct PrepareResult {
 /// Bytes read so far, and of all inputs (0 when one of them has no size, such as a pipe).
 using PrepareProgress = std::function<void(int64_t done, int64_t total)>;
 
-/// Writes out/train.bin and out/val.bin. Memory use does not depend on the inputs' size. ConfigError: an input cannot be
-/// read, no text at all, val_fraction outside [0, 1). On an error neither file appears.
+/// Writes out/train.bin and out/val.bin. Memory use does not depend on the inputs' size. ConfigError: an input cannot
+/// be read, no text at all, val_fraction outside [0, 1). On an error neither file appears.
 PrepareResult prepare(const PrepareOptions& options, const PrepareProgress& progress = {});
 
 }  // namespace weft::data

@@ -10,8 +10,8 @@
 namespace weft::data {
 namespace {
 
-/// Rounds of the network. Four make it indistinguishable to an adversary with few queries (Luby and Rackoff 1988); small
-/// grids mix less per round, hence twice as many.
+/// Rounds of the network. Four make it indistinguishable to an adversary with few queries (Luby and Rackoff 1988);
+/// small grids mix less per round, hence twice as many.
 constexpr uint64_t kRounds = 8;
 
 /// Finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit reaches every output bit.

@@ -21,10 +21,13 @@ static_assert(std::endian::native == std::endian::little, "token files are mappe
 TokenFormat token_format(const std::string& name) {
   if (name == "weft") return TokenFormat::weft;
   if (name == "raw-u16") return TokenFormat::raw_u16;
-  throw ConfigError(fmt::format("token file format '{}' is unknown (weft, or raw-u16 for 16-bit ids without a header)", name));
+  throw ConfigError(
+      fmt::format("token file format '{}' is unknown (weft, or raw-u16 for 16-bit ids without a header)", name));
 }
 
-int64_t sample_count(int64_t tokens, int64_t seq) { return tokens <= seq ? 0 : (tokens - 1) / seq; }
+int64_t sample_count(int64_t tokens, int64_t seq) {
+  return tokens <= seq ? 0 : (tokens - 1) / seq;
+}
 
 struct TokenFile::Mapping {
   std::string path;
@@ -57,11 +60,14 @@ class FileDescriptor {
 
 TokenFileInfo raw_info(const std::string& path, size_t bytes, int64_t vocab) {
   if (bytes % 2 != 0) {
-    throw ConfigError(fmt::format("{}: {} bytes are not a whole number of 16-bit tokens (is it really raw-u16?)", path, bytes));
+    throw ConfigError(
+        fmt::format("{}: {} bytes are not a whole number of 16-bit tokens (is it really raw-u16?)", path, bytes));
   }
   if (vocab < 1 || vocab > 65536) {
-    throw ConfigError(fmt::format("{}: a raw-u16 file does not say its vocabulary, and {} is none for 16-bit ids "
-                                  "(set model.vocab to 1 .. 65536)", path, vocab));
+    throw ConfigError(
+        fmt::format("{}: a raw-u16 file does not say its vocabulary, and {} is none for 16-bit ids "
+                    "(set model.vocab to 1 .. 65536)",
+                    path, vocab));
   }
   return {.width = 2, .vocab = vocab, .count = static_cast<int64_t>(bytes / 2), .checksum = 0, .tokenizer = ""};
 }
@@ -107,8 +113,12 @@ TokenFile TokenFile::open(const std::string& path, TokenFormat format, int64_t v
   return TokenFile(std::move(mapping));
 }
 
-const std::string& TokenFile::path() const { return mapping_->path; }
-const TokenFileInfo& TokenFile::info() const { return mapping_->info; }
+const std::string& TokenFile::path() const {
+  return mapping_->path;
+}
+const TokenFileInfo& TokenFile::info() const {
+  return mapping_->info;
+}
 
 void TokenFile::read(int64_t begin, std::span<int64_t> out) const {
   const auto& info = mapping_->info;
@@ -121,8 +131,9 @@ void TokenFile::read(int64_t begin, std::span<int64_t> out) const {
                       : info.width == 2 ? copy_checked<uint16_t>(from, info.vocab, out)
                                         : copy_checked<uint32_t>(from, info.vocab, out);
   if (bad >= 0) {
-    throw ConfigError(fmt::format("{}: token {} has id {}, but the vocabulary has {} (damaged file, or another tokenizer's)",
-                                  path(), begin + bad, out[static_cast<size_t>(bad)], info.vocab));
+    throw ConfigError(
+        fmt::format("{}: token {} has id {}, but the vocabulary has {} (damaged file, or another tokenizer's)", path(),
+                    begin + bad, out[static_cast<size_t>(bad)], info.vocab));
   }
 }
 
@@ -136,8 +147,10 @@ void TokenFile::check() const {
   if (info.checksum == 0) return;
   const uint64_t found = XXH64(mapping_->tokens(), static_cast<size_t>(info.count) * info.width, 0);
   if (found != info.checksum) {
-    throw ConfigError(fmt::format("{}: checksum of the tokens is {:016x}, the header says {:016x} (the file is damaged: "
-                                  "prepare it again)", path(), found, info.checksum));
+    throw ConfigError(
+        fmt::format("{}: checksum of the tokens is {:016x}, the header says {:016x} (the file is damaged: "
+                    "prepare it again)",
+                    path(), found, info.checksum));
   }
 }
 

@@ -32,11 +32,11 @@ enum class TokenFormat {
 TokenFormat token_format(const std::string& name);
 
 struct TokenFileInfo {
-  int width = 2;            ///< bytes per token: 1, 2 or 4
-  int64_t vocab = 0;        ///< ids are below it
-  int64_t count = 0;        ///< tokens
-  uint64_t checksum = 0;    ///< XXH64 of the token bytes; 0 = not stored
-  std::string tokenizer;    ///< id, for instance "bytes"; empty when unknown
+  int width = 2;          ///< bytes per token: 1, 2 or 4
+  int64_t vocab = 0;      ///< ids are below it
+  int64_t count = 0;      ///< tokens
+  uint64_t checksum = 0;  ///< XXH64 of the token bytes; 0 = not stored
+  std::string tokenizer;  ///< id, for instance "bytes"; empty when unknown
 };
 
 /// A token file, mapped read-only. A cheap value: copies share the mapping. Safe to read from several threads.

@@ -51,8 +51,9 @@ std::array<unsigned char, kTokenHeaderBytes> encode_header(const TokenFileInfo& 
 
 TokenFileInfo decode_header(const std::string& path, std::span<const unsigned char> file) {
   if (file.size() < sizeof(Header::magic) || std::memcmp(file.data(), kMagic, sizeof(Header::magic)) != 0) {
-    refuse(path, "it does not start with WEFTTOKN (made by `weft data prepare`? a file of bare 16-bit ids needs "
-                 "data.format = \"raw-u16\")");
+    refuse(path,
+           "it does not start with WEFTTOKN (made by `weft data prepare`? a file of bare 16-bit ids needs "
+           "data.format = \"raw-u16\")");
   }
   if (file.size() < kTokenHeaderBytes) {
     refuse(path, fmt::format("{} bytes are less than its header of {} (truncated)", file.size(), kTokenHeaderBytes));
@@ -69,11 +70,13 @@ TokenFileInfo decode_header(const std::string& path, std::span<const unsigned ch
   if (header.vocab < 1 || header.vocab > widest) {
     refuse(path, fmt::format("vocabulary {} with {} bytes per token (1 .. {})", header.vocab, header.width, widest));
   }
-  if (header.offset != kTokenHeaderBytes) refuse(path, fmt::format("tokens start at {}, not {}", header.offset, kTokenHeaderBytes));
+  if (header.offset != kTokenHeaderBytes)
+    refuse(path, fmt::format("tokens start at {}, not {}", header.offset, kTokenHeaderBytes));
   const uint64_t stored = file.size() - kTokenHeaderBytes;
   if (stored % header.width != 0 || stored / header.width != header.count) {
     refuse(path, fmt::format("the header counts {} tokens of {} bytes, but {} bytes follow it ({})", header.count,
-                             header.width, stored, stored / header.width < header.count ? "truncated" : "something was appended"));
+                             header.width, stored,
+                             stored / header.width < header.count ? "truncated" : "something was appended"));
   }
   const size_t length = strnlen(header.tokenizer, sizeof(header.tokenizer));
   return {.width = static_cast<int>(header.width),

@@ -19,13 +19,16 @@ namespace {
 constexpr size_t kBufferBytes = 1 << 20;
 constexpr int64_t kLargestVocab = int64_t{1} << 32;
 
-int width_for(int64_t vocab) { return vocab <= 256 ? 1 : vocab <= 65536 ? 2 : 4; }
+int width_for(int64_t vocab) {
+  return vocab <= 256 ? 1 : vocab <= 65536 ? 2 : 4;
+}
 
 }  // namespace
 
 TokenWriter::TokenWriter(std::string path, int64_t vocab, std::string tokenizer)
     : path_(std::move(path)), partial_path_(path_ + ".partial") {
-  if (vocab < 1 || vocab > kLargestVocab) throw ConfigError(fmt::format("vocabulary {}: 1 .. {} fit a token file", vocab, kLargestVocab));
+  if (vocab < 1 || vocab > kLargestVocab)
+    throw ConfigError(fmt::format("vocabulary {}: 1 .. {} fit a token file", vocab, kLargestVocab));
   info_.vocab = vocab;
   info_.width = width_for(vocab);
   info_.tokenizer = std::move(tokenizer);
@@ -62,7 +65,8 @@ void TokenWriter::flush() {
 void TokenWriter::append(std::span<const uint32_t> tokens) {
   for (const uint32_t token : tokens) {
     if (token >= info_.vocab) {
-      throw ConfigError(fmt::format("{}: token {} has id {}, but the vocabulary has {}", path_, info_.count, token, info_.vocab));
+      throw ConfigError(
+          fmt::format("{}: token {} has id {}, but the vocabulary has {}", path_, info_.count, token, info_.vocab));
     }
     if (buffer_.size() + sizeof(token) > kBufferBytes) flush();
     for (int byte = 0; byte < info_.width; ++byte) buffer_.push_back(static_cast<unsigned char>(token >> (8 * byte)));
@@ -112,7 +116,8 @@ void TokenWriter::finish() {
   }
   info_.checksum = XXH64_digest(state.get());
   const auto header = encode_header(info_);
-  if (pwrite(file_, header.data(), header.size(), 0) != static_cast<ssize_t>(header.size())) fail("write the header of");
+  if (pwrite(file_, header.data(), header.size(), 0) != static_cast<ssize_t>(header.size()))
+    fail("write the header of");
   if (fsync(file_) != 0) fail("fsync");
   if (std::rename(partial_path_.c_str(), path_.c_str()) != 0) fail("rename");
   close(file_);

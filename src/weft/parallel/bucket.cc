@@ -79,6 +79,7 @@ void Bucket::adopt_gradient(Slot& slot) {
   const at::NoGradGuard no_grad;
   work_.released();
   slot.grad_view.copy_(grad.detach());
+  slot.reduced = false;
   grad = slot.grad_view;
 }
 
@@ -105,6 +106,7 @@ void Bucket::complete_round() {
   const at::Tensor used = used_.to(at::kFloat);
   const float* flag = used.const_data_ptr<float>();
   for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].reduced = true;
     slots_[i].parameter.mutable_grad() = flag[i] > 0.0F ? slots_[i].grad_view : at::Tensor();
   }
 }

@@ -18,6 +18,7 @@ struct Slot {
   at::Tensor grad_view;   ///< the parameter's part of the flat gradient buffer, in the parameter's shape
   const void* storage;    ///< where the parameter's data lies; another address means that it was replaced
   bool ready = false;     ///< its gradient of this round has landed
+  bool reduced = false;   ///< the buffer holds a sum over the ranks, not this rank's gradient
 };
 
 /// Flat gradient buffer [all slots | one used-flag per slot] and the reduction in flight on it.

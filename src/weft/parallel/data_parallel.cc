@@ -61,7 +61,6 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
     open_ = false;  // first: after a failure the round is over, whoever retries gets the group's error
     launch_up_to(buckets_.size());
     for (Bucket& bucket : buckets_) bucket.complete_round();
-    reduced_ = true;
     synchronise_buffers();
   }
 
@@ -169,9 +168,8 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
   }
 
   void open_round() {
-    if (options_.grad_scale == GradScale::sum && reduced_) check_nothing_reduced_yet();
+    if (options_.grad_scale == GradScale::sum) check_nothing_reduced_yet();
     open_ = true;
-    reduced_ = false;
     next_ = 0;
     anchored_task_ = -1;
     for (Bucket& bucket : buckets_) bucket.open_round();
@@ -182,7 +180,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
     for (Bucket& bucket : buckets_) {
       for (Slot& slot : bucket.slots()) {
         const at::Tensor& grad = slot.parameter.grad();
-        if (!grad.defined() || !parallel::is_view_of(grad, slot.grad_view)) continue;
+        if (!slot.reduced || !grad.defined() || !parallel::is_view_of(grad, slot.grad_view)) continue;
         throw ConfigError("parameter '" + slot.name + "' already holds a reduced gradient, and GradScale::sum cannot add to "
                           "it. Call zero_grad() before this backward, or sync(false) for all backward calls but the last");
       }
@@ -214,7 +212,6 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
   std::vector<Bucket> buckets_;
   bool sync_ = true;
   bool open_ = false;
-  bool reduced_ = false;      // a round was completed since the last one opened
   size_t next_ = 0;           // first bucket not launched in this round
   int anchored_task_ = -1;    // backward whose end calls finish()
 };

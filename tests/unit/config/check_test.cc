@@ -71,9 +71,25 @@ TEST(ModelSpec, EveryMistakeIsNamed) {
   EXPECT_THAT(error, HasSubstr("256 tokens exceed the model's context of 64"));
 }
 
+TEST(Warmup, IsATenthOfTheRunUnlessSet) {
+  RunConfig config;
+  config.train.steps = 50;
+  EXPECT_EQ(warmup_steps(config), 5);
+  config.train.steps = 100000;
+  EXPECT_EQ(warmup_steps(config), 100);
+  config.schedule.warmup = 0;
+  EXPECT_EQ(warmup_steps(config), 0);
+}
+
 TEST(Accumulation, FollowsFromTheGlobalBatch) {
-  struct Case { int64_t batch, micro, ranks, per_rank, size, steps; };
-  for (const auto& c : {Case{12, 0, 1, 12, 12, 1}, {12, 0, 4, 3, 3, 1}, {12, 2, 4, 3, 2, 2}, {12, 1, 3, 4, 1, 4}, {12, 8, 3, 4, 4, 1}}) {
+  struct Case {
+    int64_t batch, micro, ranks, per_rank, size, steps;
+  };
+  for (const auto& c : {Case{12, 0, 1, 12, 12, 1},
+                        {12, 0, 4, 3, 3, 1},
+                        {12, 2, 4, 3, 2, 2},
+                        {12, 1, 3, 4, 1, 4},
+                        {12, 8, 3, 4, 4, 1}}) {
     RunConfig config;
     config.train.global_batch = c.batch;
     config.train.micro_batch = c.micro;

@@ -18,7 +18,8 @@ using ::weft::testing::TempDir;
 
 std::vector<std::string> lines(const Findings& findings) {
   std::vector<std::string> out;
-  for (const Finding& f : findings.items()) out.push_back(f.where + ": " + f.what + (f.remedy.empty() ? "" : " (" + f.remedy + ")"));
+  for (const Finding& f : findings.items())
+    out.push_back(f.where + ": " + f.what + (f.remedy.empty() ? "" : " (" + f.remedy + ")"));
   return out;
 }
 
@@ -30,7 +31,8 @@ std::vector<std::string> problems(const std::string& text) {
 
 TEST(Parse, ReadsValuesOverDefaults) {
   Findings findings;
-  const RunConfig config = parse("[data]\ntrain = 'a b.bin'\n[train]\nsteps = 7\n[optimizer]\nlr = 1\n[run]\noverwrite = true\n", "x", findings);
+  const RunConfig config = parse(
+      "[data]\ntrain = 'a b.bin'\n[train]\nsteps = 7\n[optimizer]\nlr = 1\n[run]\noverwrite = true\n", "x", findings);
   EXPECT_TRUE(findings.empty()) << findings.text();
   EXPECT_EQ(config.data.train, "a b.bin");
   EXPECT_EQ(config.train.steps, 7);
@@ -40,13 +42,15 @@ TEST(Parse, ReadsValuesOverDefaults) {
 }
 
 TEST(Parse, ReportsEveryProblemAtOnceWithItsLine) {
-  EXPECT_THAT(problems("[train]\nstepz = 5\nsteps = \"many\"\nglobal_batch = 0\ndtype = 'fp16'\nseed = 1.5\n[optimzer]\nlr = 1\n"),
-              ElementsAre("run.toml:2 train.stepz: unknown key (did you mean train.steps?)",
-                          "run.toml:3 train.steps: 'many' is no whole number",
-                          "run.toml:4 train.global_batch: 0 is out of range (at least 1)",
-                          "run.toml:5 train.dtype: \"fp16\" is none of fp64, fp32, bf16",
-                          "run.toml:6 train.seed: 1.5 is no whole number",
-                          "run.toml:7 [optimzer]: unknown section (did you mean [optimizer]?)"));
+  EXPECT_THAT(
+      problems(
+          "[train]\nstepz = 5\nsteps = \"many\"\nglobal_batch = 0\ndtype = 'fp16'\nseed = 1.5\n[optimzer]\nlr = 1\n"),
+      ElementsAre("run.toml:2 train.stepz: unknown key (did you mean train.steps?)",
+                  "run.toml:3 train.steps: 'many' is no whole number",
+                  "run.toml:4 train.global_batch: 0 is out of range (at least 1)",
+                  "run.toml:5 train.dtype: \"fp16\" is none of fp64, fp32, bf16",
+                  "run.toml:6 train.seed: 1.5 is no whole number",
+                  "run.toml:7 [optimzer]: unknown section (did you mean [optimizer]?)"));
 }
 
 TEST(Parse, UnknownKeysNameTheNearestKnownOne) {
@@ -85,10 +89,11 @@ TEST(Override, TextNeedsNoQuotes) {
 TEST(Override, ProblemsAreFindings) {
   RunConfig config;
   Findings findings;
-  for (const char* wrong : {"train.steps", "train.step=1", "train.steps=many", "train.dtype=fp8", "train.steps=-1"}) override_key(config, wrong, findings);
-  EXPECT_THAT(lines(findings),
-              ElementsAre(HasSubstr("no '=' in it"), HasSubstr("did you mean train.steps?"), HasSubstr("\"many\" is no whole number"),
-                          HasSubstr("\"fp8\" is none of"), HasSubstr("-1 is out of range")));
+  for (const char* wrong : {"train.steps", "train.step=1", "train.steps=many", "train.dtype=fp8", "train.steps=-1"})
+    override_key(config, wrong, findings);
+  EXPECT_THAT(lines(findings), ElementsAre(HasSubstr("no '=' in it"), HasSubstr("did you mean train.steps?"),
+                                           HasSubstr("\"many\" is no whole number"), HasSubstr("\"fp8\" is none of"),
+                                           HasSubstr("-1 is out of range")));
 }
 
 TEST(ToToml, EveryValueReadsBack) {
@@ -122,7 +127,8 @@ TEST(Fields, EveryKeyIsExplainedAndItsDefaultIsLegal) {
   EXPECT_EQ(std::unique(unique.begin(), unique.end()), unique.end());
   // Two keys that share a slot would make one of them dead.
   std::vector<const void*> slots;
-  for (const Field& field : fields()) slots.push_back(std::visit([](auto* p) { return static_cast<const void*>(p); }, field.slot(config)));
+  for (const Field& field : fields())
+    slots.push_back(std::visit([](auto* p) { return static_cast<const void*>(p); }, field.slot(config)));
   std::sort(slots.begin(), slots.end());
   EXPECT_EQ(std::unique(slots.begin(), slots.end()), slots.end());
 }

@@ -22,7 +22,9 @@ TokenFile counting_file(const TempDir& dir, uint32_t count) {
   return TokenFile::open(dir / "t.bin");
 }
 
-std::vector<int64_t> values(const at::Tensor& t) { return {t.data_ptr<int64_t>(), t.data_ptr<int64_t>() + t.numel()}; }
+std::vector<int64_t> values(const at::Tensor& t) {
+  return {t.data_ptr<int64_t>(), t.data_ptr<int64_t>() + t.numel()};
+}
 
 TEST(Batches, TargetsAreTheNextTokens) {
   const TempDir dir;
@@ -65,7 +67,8 @@ TEST(Batches, GlobalBatchDoesNotDependOnRanksOrMicroBatch) {
     const auto one = places(samples, consumed, 12, 12, 1);
     ASSERT_EQ(one.size(), 12u);
     for (const int64_t dp : {1, 2, 3, 4, 5}) {
-      for (const int64_t micro : {1, 2, 4, 5}) EXPECT_EQ(places(samples, consumed, 12, micro, dp), one) << dp << " " << micro;
+      for (const int64_t micro : {1, 2, 4, 5})
+        EXPECT_EQ(places(samples, consumed, 12, micro, dp), one) << dp << " " << micro;
     }
   }
 }

@@ -38,11 +38,11 @@ TEST(Prepare, LastShareIsValidationAndNothingIsLost) {
   for (int64_t i = 0; i < 400'000; ++i) text += std::to_string(i * 7919 % 100'003) + " ";  // over two pieces
   const auto a = write(dir / "a.txt", text.substr(0, 1'500'000)), b = write(dir / "b.txt", text.substr(1'500'000));
   std::vector<int64_t> seen;
-  const auto result = prepare({.inputs = {a, b}, .out = dir / "deep/out", .val_fraction = 0.05},
-                              [&](int64_t done, int64_t total) {
-                                seen.push_back(done);
-                                EXPECT_EQ(total, static_cast<int64_t>(text.size()));
-                              });
+  const auto result =
+      prepare({.inputs = {a, b}, .out = dir / "deep/out", .val_fraction = 0.05}, [&](int64_t done, int64_t total) {
+        seen.push_back(done);
+        EXPECT_EQ(total, static_cast<int64_t>(text.size()));
+      });
   EXPECT_EQ(result.bytes, static_cast<int64_t>(text.size()));
   EXPECT_EQ(result.val_tokens, std::llround(static_cast<double>(text.size()) * 0.05));
   EXPECT_EQ(text_of(result.train_path) + text_of(result.val_path), text);
@@ -53,8 +53,9 @@ TEST(Prepare, LastShareIsValidationAndNothingIsLost) {
 // Byte-order marks, a cut character, NUL, 10 MB without a space, only white space.
 TEST(Prepare, OddBytesSurvive) {
   const TempDir dir;
-  for (const std::string& text : {std::string("\xff\xfe\x41\x00", 4), std::string("\xe2\x82"), std::string("a\0b\0\0", 5),
-                                  std::string(10'000'000, 'x'), std::string(" \n\t \r\n")}) {
+  for (const std::string& text :
+       {std::string("\xff\xfe\x41\x00", 4), std::string("\xe2\x82"), std::string("a\0b\0\0", 5),
+        std::string(10'000'000, 'x'), std::string(" \n\t \r\n")}) {
     const auto result = prepare({.inputs = {write(dir / "odd", text)}, .out = dir / "out", .val_fraction = 0});
     EXPECT_TRUE(text_of(result.train_path) == text) << text.size();
     EXPECT_EQ(result.val_path, "");
@@ -81,7 +82,8 @@ TEST(Prepare, ErrorsNameTheInputAndLeaveNoFiles) {
     }
     return "no error";
   };
-  EXPECT_THAT(error({.inputs = {full, dir / "missing"}, .out = dir / "out"}), HasSubstr("cannot read " + (dir / "missing")));
+  EXPECT_THAT(error({.inputs = {full, dir / "missing"}, .out = dir / "out"}),
+              HasSubstr("cannot read " + (dir / "missing")));
   EXPECT_THAT(error({.inputs = {dir.path()}, .out = dir / "out"}), HasSubstr("is a folder"));
   EXPECT_THAT(error({.inputs = {empty}, .out = dir / "out"}), HasSubstr("no text to train on"));
   EXPECT_THAT(error({.inputs = {full}, .out = dir / "out", .tokenizer = "gpt5"}), HasSubstr("there is: bytes"));

@@ -20,7 +20,8 @@ std::vector<int64_t> take(const Sampler& sampler, int64_t from, int64_t count) {
 TEST(Permutation, IsABijectionForEverySize) {
   std::vector<uint64_t> sizes;
   for (uint64_t n = 1; n <= 130; ++n) sizes.push_back(n);
-  for (uint64_t n : {251ul, 255ul, 256ul, 257ul, 1009ul, 1023ul, 1024ul, 1025ul, 65535ul, 65536ul, 65537ul, 99991ul}) sizes.push_back(n);
+  for (uint64_t n : {251ul, 255ul, 256ul, 257ul, 1009ul, 1023ul, 1024ul, 1025ul, 65535ul, 65536ul, 65537ul, 99991ul})
+    sizes.push_back(n);
   for (const uint64_t n : sizes) {
     for (uint64_t seed = 0; seed < 3; ++seed) {
       const Permutation order(n, seed, seed * 7);
@@ -79,7 +80,9 @@ TEST(Sampler, EpochsDifferAndRepeatExactly) {
   for (int64_t i = 0; i < 100; ++i) EXPECT_EQ(sorted[i], i);
 }
 
-TEST(Sampler, UnshuffledIsFileOrder) { EXPECT_EQ(take(Sampler(3, 1, false), 1, 5), (std::vector<int64_t>{1, 2, 0, 1, 2})); }
+TEST(Sampler, UnshuffledIsFileOrder) {
+  EXPECT_EQ(take(Sampler(3, 1, false), 1, 5), (std::vector<int64_t>{1, 2, 0, 1, 2}));
+}
 
 // Stopped at 30, resumed, stopped 10 later, resumed: the next is 40. Also exactly at the end of an epoch.
 TEST(Sampler, StateIsOneIntegerThroughTwoResumes) {

@@ -15,7 +15,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::weft::testing::TempDir;
 
-std::string write_tokens(const TempDir& dir, int64_t vocab, const std::vector<uint32_t>& tokens, const std::string& name = "t.bin") {
+std::string write_tokens(const TempDir& dir, int64_t vocab, const std::vector<uint32_t>& tokens,
+                         const std::string& name = "t.bin") {
   TokenWriter writer(dir / name, vocab, "test");
   writer.append(tokens);
   writer.finish();
@@ -28,7 +29,9 @@ std::vector<int64_t> all_of(const TokenFile& file) {
   return out;
 }
 
-void write_bytes(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+void write_bytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
 
 std::string bytes_of(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -47,8 +50,12 @@ std::string error_of(Fn fn) {
 
 TEST(TokenFile, WidthIsTheSmallestThatHoldsTheVocabulary) {
   const TempDir dir;
-  struct Case { int64_t vocab; int width; };
-  for (const auto& [vocab, width] : {Case{1, 1}, {255, 1}, {256, 1}, {257, 2}, {65499, 2}, {65500, 2}, {65535, 2}, {65536, 2}, {65537, 4}}) {
+  struct Case {
+    int64_t vocab;
+    int width;
+  };
+  for (const auto& [vocab, width] :
+       {Case{1, 1}, {255, 1}, {256, 1}, {257, 2}, {65499, 2}, {65500, 2}, {65535, 2}, {65536, 2}, {65537, 4}}) {
     const auto last = static_cast<uint32_t>(vocab - 1);
     const auto file = TokenFile::open(write_tokens(dir, vocab, {0, last, 0}));
     EXPECT_EQ(file.info().width, width) << vocab;
@@ -65,7 +72,8 @@ TEST(TokenFile, IdsThatDoNotFitAreRefusedByTheWriter) {
   const TempDir dir;
   TokenWriter writer(dir / "t.bin", 65536, "test");
   const std::vector<uint32_t> tokens{1, 65535, 70000};
-  EXPECT_THAT(error_of([&] { writer.append(tokens); }), HasSubstr("token 2 has id 70000, but the vocabulary has 65536"));
+  EXPECT_THAT(error_of([&] { writer.append(tokens); }),
+              HasSubstr("token 2 has id 70000, but the vocabulary has 65536"));
 }
 
 TEST(TokenFile, ReaderObeysTheWidthOfTheHeaderNotTheVocabulary) {
@@ -95,7 +103,8 @@ TEST(TokenFile, DamagedFilesAreRefusedWithTheReason) {
   EXPECT_THAT(open_with("WEFT"), HasSubstr("does not start with WEFTTOKN"));
   EXPECT_THAT(open_with(std::string(200, 'x')), HasSubstr("raw-u16"));
   EXPECT_THAT(open_with(good.substr(0, 100)), HasSubstr("truncated"));
-  EXPECT_THAT(open_with(good.substr(0, good.size() - 1)), HasSubstr("counts 4 tokens of 1 bytes, but 3 bytes follow it (truncated)"));
+  EXPECT_THAT(open_with(good.substr(0, good.size() - 1)),
+              HasSubstr("counts 4 tokens of 1 bytes, but 3 bytes follow it (truncated)"));
   EXPECT_THAT(open_with(good + "x"), HasSubstr("something was appended"));
   auto changed = good;
   changed[8] = 9;
@@ -120,7 +129,8 @@ TEST(TokenFile, ReadsRaw16BitFiles) {
   EXPECT_THAT(error_of([&] { file.check(); }), HasSubstr("token 2 has id 65535, but the vocabulary has 50257"));
   EXPECT_THAT(error_of([&] { TokenFile::open(path, TokenFormat::raw_u16); }), HasSubstr("model.vocab"));
   write_bytes(path, "odd");
-  EXPECT_THAT(error_of([&] { TokenFile::open(path, TokenFormat::raw_u16, 256); }), HasSubstr("3 bytes are not a whole number"));
+  EXPECT_THAT(error_of([&] { TokenFile::open(path, TokenFormat::raw_u16, 256); }),
+              HasSubstr("3 bytes are not a whole number"));
 }
 
 TEST(TokenWriter, UnfinishedLeavesNothingBehind) {

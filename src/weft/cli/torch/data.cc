@@ -9,6 +9,8 @@
 #include "weft/cli/torch/commands.h"
 #include "weft/config/tokenizer.h"
 #include "weft/core/error.h"
+#include "weft/core/progress.h"
+#include "weft/core/units.h"
 #include "weft/data/prepare.h"
 #include "weft/data/token_file.h"
 
@@ -19,7 +21,12 @@ namespace {
 constexpr int64_t kShownTokens = 64;
 
 void run_prepare(const data::PrepareOptions& options, bool json) {
-  const data::PrepareResult result = data::prepare(options);
+  ProgressLine line;
+  const data::PrepareResult result = data::prepare(options, [&](int64_t done, int64_t total) {
+    const std::string of = total > 0 ? " of " + bytes_text(static_cast<double>(total)) : "";
+    line.show(fmt::format("{}{} read", bytes_text(static_cast<double>(done)), of));
+  });
+  line.finish();
   for (const std::string& empty : result.empty_inputs) fmt::print(stderr, "weft: {} is empty\n", empty);
   if (json) {
     fmt::print("{}\n", nlohmann::ordered_json{{"bytes", result.bytes},
@@ -46,21 +53,26 @@ void run_inspect(const InspectOptions& options) {
   const data::TokenFileInfo& info = file.info();
   std::vector<int64_t> first(static_cast<size_t>(std::min(kShownTokens, info.count)));
   file.read(0, first);
-  nlohmann::ordered_json report{{"path", file.path()},          {"tokens", info.count},       {"vocab", info.vocab},
-                                {"bytes_per_token", info.width}, {"tokenizer", info.tokenizer}, {"checksum", info.checksum ? fmt::format("{:016x}", info.checksum) : "none"},
-                                {"checked", options.check}};
+  nlohmann::ordered_json report{
+      {"path", file.path()},         {"tokens", info.count},
+      {"vocab", info.vocab},         {"bytes_per_token", info.width},
+      {"tokenizer", info.tokenizer}, {"checksum", info.checksum ? fmt::format("{:016x}", info.checksum) : "none"},
+      {"checked", options.check}};
   if (options.json) {
     report["first"] = first;
     fmt::print("{}\n", report.dump(2));
     return;
   }
-  for (const auto& [key, value] : report.items()) fmt::print("{:<16} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+  for (const auto& [key, value] : report.items())
+    fmt::print("{:<16} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
   if (info.tokenizer.empty()) {
     fmt::print("{:<16} {}\n", "first", nlohmann::json(first).dump());
   } else {
-    const std::string text = config::make_tokenizer(info.tokenizer)->decode(std::vector<uint32_t>(first.begin(), first.end()));
+    const std::string text =
+        config::make_tokenizer(info.tokenizer)->decode(std::vector<uint32_t>(first.begin(), first.end()));
     // As a JSON string: control characters and cut characters stay visible and harmless.
-    fmt::print("{:<16} {}\n", "first", nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{:<16} {}\n", "first",
+               nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   }
 }
 
@@ -71,7 +83,8 @@ void add_prepare(CLI::App& data) {
   command->add_option("input", options->inputs, "text files, joined in this order; - is standard input")->required();
   command->add_option("--out", options->out, "folder for the token files")->required();
   command->add_option("--tokenizer", options->tokenizer, "bytes")->capture_default_str();
-  command->add_option("--val-fraction", options->val_fraction, "last share of the tokens that is kept for validation")->capture_default_str();
+  command->add_option("--val-fraction", options->val_fraction, "last share of the tokens that is kept for validation")
+      ->capture_default_str();
   command->add_flag("--json", *json, "print the result as JSON");
   command->footer("Example: weft data prepare book.txt --out data/book\n");
   command->callback([options, json] { run_prepare(*options, *json); });

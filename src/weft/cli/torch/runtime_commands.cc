@@ -4,7 +4,9 @@
 namespace weft::cli {
 
 void add_runtime_commands(CLI::App& app) {
+  add_train(app);
   add_data(app);
+  add_generate(app);
   add_doctor(app);
 }
 

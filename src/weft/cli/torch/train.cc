@@ -1,0 +1,113 @@
+// weft train CONFIG.toml
+#include <fmt/format.h>
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "weft/cli/torch/commands.h"
+#include "weft/config/parse.h"
+#include "weft/core/error.h"
+#include "weft/memory/cpu_allocator.h"
+#include "weft/train/display.h"
+#include "weft/train/job.h"
+#include "weft/train/trainer.h"
+
+namespace weft::cli {
+namespace {
+
+struct TrainOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  bool explain = false, dry_run = false, json = false;
+};
+
+volatile std::sig_atomic_t stop_signal = 0;
+
+/// The first SIGINT or SIGTERM asks for a stop after the current step; the second has its usual effect.
+void on_signal(int signal) {
+  stop_signal = signal;
+  std::signal(signal, SIG_DFL);
+}
+
+void install_stop_signals() {
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+/// One thread per core and rank: more would wait for each other.
+void set_threads(const config::RunConfig& config, const World& world) {
+  const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const int64_t share = std::max<int64_t>(1, cores / world.local_size());
+  at::set_num_threads(static_cast<int>(config.train.threads > 0 ? config.train.threads : share));
+}
+
+void print_result(const config::RunConfig& config, const train::RunResult& result, bool json) {
+  if (json) {
+    nlohmann::ordered_json report{
+        {"dir", config.run.dir}, {"steps", result.steps}, {"stopped", result.stopped}, {"loss", result.loss}};
+    report["val_loss"] = result.val_loss ? nlohmann::ordered_json(*result.val_loss) : nlohmann::ordered_json(nullptr);
+    fmt::print("{}\n", report.dump(2));
+    return;
+  }
+  fmt::print("{} after {} steps: loss {:.4f}{}; run folder {}\n", result.stopped ? "stopped" : "done", result.steps,
+             result.loss,
+             result.val_loss ? fmt::format(", validation loss {:.4f} nats per token", *result.val_loss) : "",
+             config.run.dir);
+}
+
+void run_train(const TrainOptions& options) {
+  if (options.explain) {
+    fmt::print("{}", config::to_toml(config::RunConfig(), true));
+    return;
+  }
+  if (options.config.empty())
+    throw ConfigError("weft train needs a configuration file (or --explain-config to see all keys)");
+  const config::RunConfig config = config::load(options.config, options.overrides);
+  World world = World::init(train::world_options(config));
+  if (options.dry_run) {
+    const train::Job job = train::make_job(config, world.size());
+    if (world.rank() == 0) fmt::print("{}", train::describe(job));
+    return;
+  }
+  install_cpu_allocator();
+  set_threads(config, world);
+  install_stop_signals();
+  train::StepDisplay display(config.train.steps);
+  const train::RunHooks hooks{.stop_requested = [] { return stop_signal != 0; },
+                              .on_step = [&](const train::StepRecord& record) { display.show(record); }};
+  guard(world, [&] {
+    const train::RunResult result = train::run(config, world, hooks);
+    if (world.rank() == 0) print_result(config, result, options.json);
+  });
+}
+
+}  // namespace
+
+void add_train(CLI::App& app) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App* command = app.add_subcommand("train", "Train a model as a TOML file says, on one or many ranks");
+  command->add_option("config", options->config,
+                      "TOML file; every key has a default but data.train and the model's size");
+  command->add_option("--set", options->overrides, "section.key=value, may be repeated")
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_flag("--dry-run", options->dry_run,
+                    "check everything, print sizes and what follows from the global batch, do not train");
+  command->add_flag("--explain-config", options->explain, "print every key with its default and meaning, as TOML");
+  command->add_flag("--json", options->json, "print the result as JSON");
+  command->footer("Example: weft run -n 2 -- weft train configs/demo.toml --set train.steps=100\n");
+  command->callback([options] { run_train(*options); });
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,41 @@
+// What follows from a configuration, the data it names and the ranks: everything that is known before a model exists.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <string>
+
+#include "weft/comm/world.h"
+#include "weft/config/check.h"
+#include "weft/config/run_config.h"
+#include "weft/data/batches.h"
+#include "weft/model/spec.h"
+
+namespace weft::train {
+
+struct Job {
+  config::RunConfig config;  ///< as used: what was 0 for "derive it" has its value
+  model::ModelSpec spec;
+  config::Accumulation accumulation;
+  at::ScalarType dtype;   ///< of weights and activations
+  std::string tokenizer;  ///< id from the data; empty when the files do not say it
+  data::TokenSamples train;
+  std::optional<data::TokenSamples> val;
+
+  int64_t tokens_per_step() const { return config.train.global_batch * config.data.seq; }
+};
+
+/// Opens the data and checks everything against everything. ConfigError with all findings of a stage.
+Job make_job(const config::RunConfig& config, int64_t ranks);
+
+/// The dtype that train.dtype names: fp64, fp32 or bf16.
+at::ScalarType scalar_type(const std::string& name);
+
+/// Back end and deadline as configured, for World::init.
+WorldOptions world_options(const config::RunConfig& config);
+
+/// What `weft train --dry-run` prints: sizes, derived accumulation, memory per rank.
+std::string describe(const Job& job);
+
+}  // namespace weft::train

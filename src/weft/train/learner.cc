@@ -1,0 +1,63 @@
+#include "weft/train/learner.h"
+
+namespace weft::train {
+namespace {
+
+models::Transformer make_model(const Job& job) {
+  models::TransformerOptions options;
+  options.dtype = job.dtype;
+  options.seed = static_cast<uint64_t>(job.config.train.seed);
+  return models::Transformer(job.spec, options);
+}
+
+DataParallelOptions dp_options(const Job& job) {
+  constexpr double kMiB = 1 << 20;
+  DataParallelOptions options;
+  // The loss is divided by one global count, so that gradients of ranks add up.
+  options.grad_scale = GradScale::sum;
+  if (job.dtype == at::kBFloat16) options.gradient_dtype = at::kFloat;
+  options.bucket.bytes = static_cast<int64_t>(job.config.layout.bucket_mb * kMiB);
+  options.bucket.last_bytes = static_cast<int64_t>(job.config.layout.last_bucket_mb * kMiB);
+  return options;
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const config::OptimizerConfig& c, const DataParallel& dp) {
+  if (c.name == "sgd") {
+    const auto options = optim::SGDOptions(c.lr).momentum(c.momentum).weight_decay(c.weight_decay);
+    return std::make_unique<optim::SGD>(optim::decay_matrices_only(dp.parameters(), options), options);
+  }
+  const auto options = optim::AdamWOptions(c.lr).betas({c.beta1, c.beta2}).eps(c.eps).weight_decay(c.weight_decay);
+  return std::make_unique<optim::AdamW>(optim::decay_matrices_only(dp.parameters(), options), options);
+}
+
+}  // namespace
+
+Learner::Learner(const Job& job, const Comm& comm)
+    : model_(make_model(job)),
+      dp_(model_.ptr(), comm, dp_options(job)),
+      optimizer_(make_optimizer(job.config.optimizer, dp_)),
+      global_batch_(job.config.train.global_batch),
+      clip_norm_(job.config.optimizer.clip_norm) {}
+
+StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update) {
+  StepResult result;
+  const int64_t passes = batches.accumulation();
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const data::Batch batch = batches.at(update * global_batch_, pass);
+    dp_.sync(pass + 1 == passes);
+    const nn::TokenPlace place{.step = update, .first_sample = batch.first_sample};
+    const nn::LossSum loss = model_->loss_sum(batch.inputs, batch.targets, models::kIgnoreIndex, place);
+    scale_loss(loss.sum, batches.tokens_per_step(), dp_).backward();
+    result.loss_sum += loss.sum.item<double>();
+  }
+  result.grad_norm = clip_norm_ > 0 ? dp_.clip_grad_norm(clip_norm_) : dp_.grad_norm();
+  return result;
+}
+
+void Learner::apply(double rate) {
+  optim::set_learning_rate(*optimizer_, rate);
+  optimizer_->step();
+  dp_.zero_grad();
+}
+
+}  // namespace weft::train

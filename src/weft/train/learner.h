@@ -1,0 +1,41 @@
+// Model, data-parallel engine and optimizer of one rank.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+
+#include "weft/models/transformer.h"
+#include "weft/optim/optim.h"
+#include "weft/parallel/data_parallel.h"
+#include "weft/train/job.h"
+
+namespace weft::train {
+
+struct StepResult {
+  double loss_sum = 0;   ///< over this rank's targets
+  double grad_norm = 0;  ///< global, before clipping
+};
+
+class Learner {
+ public:
+  /// Collective over `comm`, the data-parallel ranks.
+  Learner(const Job& job, const Comm& comm);
+
+  /// Forward and backward over this rank's micro-batches of update number `update` (from 0), reduction and clipping.
+  /// The loss of every target counts the same: sums are divided by the step's number of targets alone.
+  StepResult accumulate(const data::TrainBatches& batches, int64_t update);
+  /// Optimizer update with learning rate `rate`; drops the gradients.
+  void apply(double rate);
+
+  models::Transformer& model() { return model_; }
+
+ private:
+  models::Transformer model_;
+  DataParallel dp_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  int64_t global_batch_;
+  double clip_norm_;
+};
+
+}  // namespace weft::train

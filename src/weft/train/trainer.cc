@@ -1,0 +1,153 @@
+#include "weft/train/trainer.h"
+
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "weft/config/parse.h"
+#include "weft/core/error.h"
+#include "weft/train/agree.h"
+#include "weft/train/evaluate.h"
+#include "weft/train/learner.h"
+#include "weft/train/run_folder.h"
+#include "weft/train/weights.h"
+
+namespace weft::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+optim::LearningRate learning_rate(const config::RunConfig& c) {
+  using Kind = optim::LearningRate::Kind;
+  const Kind kind = c.schedule.name == "cosine"   ? Kind::cosine
+                    : c.schedule.name == "linear" ? Kind::linear
+                                                  : Kind::constant;
+  return {.kind = kind,
+          .peak = c.optimizer.lr,
+          .warmup = c.schedule.warmup,
+          .total = c.train.steps,
+          .final_ratio = c.schedule.final_ratio};
+}
+
+void check_finite(int64_t step, const char* what, double value) {
+  if (std::isfinite(value)) return;
+  throw ConfigError(
+      fmt::format("step {}: the {} is {} (training diverged: lower optimizer.lr, lengthen schedule.warmup, set "
+                  "optimizer.clip_norm, or use train.dtype = \"fp32\"); weights before this step were not damaged, "
+                  "nor saved",
+                  step, what, value));
+}
+
+/// The run as one rank sees it.
+class Loop {
+ public:
+  Loop(const Job& job, World& world, const RunHooks& hooks, RunFolder* folder)
+      : job_(job),
+        comm_(world.comm()),
+        hooks_(hooks),
+        folder_(folder),
+        learner_(job, comm_),
+        batches_(job.train,
+                 data::Sampler(job.train.size(), static_cast<uint64_t>(job.config.train.seed), job.config.data.shuffle),
+                 job.config.train.global_batch, job.accumulation.micro_batch, comm_.rank(), comm_.size()),
+        rate_(learning_rate(job.config)) {}
+
+  RunResult run() {
+    RunResult result;
+    while (result.steps < job_.config.train.steps && !result.stopped) {
+      const StepRecord record = step(result.steps, result.stopped);
+      result.steps = record.step;
+      result.loss = record.loss;
+      result.val_loss = record.step == job_.config.train.steps ? record.val_loss : std::nullopt;
+      if (folder_) folder_->append(record);
+      if (hooks_.on_step && comm_.rank() == 0) hooks_.on_step(record);
+    }
+    return result;
+  }
+
+  models::Transformer& model() { return learner_.model(); }
+
+ private:
+  StepRecord step(int64_t update, bool& stopped) {
+    const auto begin = Clock::now();
+    const StepResult mine = learner_.accumulate(batches_, update);
+    // One small reduction carries the loss and the wish to stop, so that all ranks stop after the same step.
+    const bool stop = hooks_.stop_requested && hooks_.stop_requested();
+    const at::Tensor shared = at::tensor({mine.loss_sum, stop ? 1.0 : 0.0}, at::kDouble);
+    comm_.all_reduce(shared).wait();
+
+    StepRecord record;
+    record.step = update + 1;
+    record.loss = shared[0].item<double>() / static_cast<double>(batches_.tokens_per_step());
+    record.grad_norm = mine.grad_norm;
+    record.lr = rate_.at(update);
+    check_finite(record.step, "loss", record.loss);
+    check_finite(record.step, "gradient norm", record.grad_norm);
+    learner_.apply(record.lr);
+    stopped = shared[1].item<double>() > 0 && record.step < job_.config.train.steps;
+
+    record.step_s = seconds_since(begin);
+    record.tokens_per_s = static_cast<double>(batches_.tokens_per_step()) / record.step_s;
+    record.tokens = record.step * batches_.tokens_per_step();
+    record.epoch = static_cast<double>(record.step) * static_cast<double>(job_.config.train.global_batch) /
+                   static_cast<double>(job_.train.size());
+    if (!stopped) record.val_loss = validate(record.step);
+    record.elapsed_s = seconds_since(start_);
+    return record;
+  }
+
+  std::optional<double> validate(int64_t step) {
+    const auto& c = job_.config.train;
+    const bool last = step == c.steps;
+    if (!job_.val || !(last || (c.eval_every > 0 && step % c.eval_every == 0))) return std::nullopt;
+    return evaluate(learner_.model(), *job_.val, last ? 0 : c.eval_samples, job_.accumulation.micro_batch, comm_);
+  }
+
+  const Job& job_;
+  Comm comm_;
+  const RunHooks& hooks_;
+  RunFolder* folder_;
+  Learner learner_;
+  data::TrainBatches batches_;
+  optim::LearningRate rate_;
+  Clock::time_point start_ = Clock::now();
+};
+
+nlohmann::json summary(const RunResult& result) {
+  nlohmann::json json{{"steps", result.steps}, {"loss", result.loss}, {"reason", result.stopped ? "stopped" : "done"}};
+  if (result.val_loss) json["val_loss"] = *result.val_loss;
+  return json;
+}
+
+}  // namespace
+
+RunResult run(const config::RunConfig& config, World& world, const RunHooks& hooks) {
+  const Comm& comm = world.comm();
+  check_equal(comm, "configuration", config::to_toml(config, false));
+  const Job job = make_job(config, comm.size());
+  std::unique_ptr<RunFolder> folder;
+  on_rank_zero(comm, [&] { folder = std::make_unique<RunFolder>(job); });
+  try {
+    Loop loop(job, world, hooks, folder.get());
+    if (folder)
+      folder->event("start",
+                    nlohmann::json{{"ranks", comm.size()}, {"parameters", model::parameter_count(job.spec)}}.dump());
+    const RunResult result = loop.run();
+    on_rank_zero(comm, [&] { save_weights(loop.model(), job, folder->weights_path()); });
+    if (folder) folder->event("finish", summary(result).dump());
+    return result;
+  } catch (const std::exception& error) {
+    if (folder) folder->event("failure", nlohmann::json{{"error", error.what()}}.dump());
+    throw;
+  }
+}
+
+}  // namespace weft::train

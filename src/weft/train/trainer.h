@@ -1,0 +1,33 @@
+// The training loop.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "weft/comm/world.h"
+#include "weft/config/run_config.h"
+#include "weft/train/metrics.h"
+
+namespace weft::train {
+
+/// What the caller may add to a run.
+struct RunHooks {
+  /// Asked once per step; when it is true on any rank, all ranks stop after the same step.
+  std::function<bool()> stop_requested;
+  /// Called on rank 0 after every step.
+  std::function<void(const StepRecord&)> on_step;
+};
+
+struct RunResult {
+  int64_t steps = 0;               ///< updates done
+  bool stopped = false;            ///< asked to stop before the last one
+  double loss = 0;                 ///< of the last step
+  std::optional<double> val_loss;  ///< after the last step, over all validation samples; empty when stopped
+};
+
+/// Trains as configured on all ranks of `world` and writes run.dir on rank 0. Collective. Every rank passes the same
+/// configuration (ConfigError names the rank that does not). A loss or gradient that is not finite ends the run with a
+/// ConfigError before the update, so that the error names the step that went wrong.
+RunResult run(const config::RunConfig& config, World& world, const RunHooks& hooks = {});
+
+}  // namespace weft::train

@@ -1,0 +1,24 @@
+// The weights of a run: model.safetensors of its folder.
+#pragma once
+
+#include <string>
+
+#include "weft/models/transformer.h"
+#include "weft/train/job.h"
+
+namespace weft::train {
+
+/// Writes all parameters by name, in the model's dtype, and the tokenizer's id as metadata.
+void save_weights(models::Transformer& model, const Job& job, const std::string& path);
+
+/// A run's model and what its ids mean.
+struct TrainedModel {
+  models::Transformer model{nullptr};
+  std::string tokenizer;
+};
+
+/// Builds the model of a run folder from its config.toml and model.safetensors. ConfigError when one is missing or they
+/// do not match.
+TrainedModel load_run(const std::string& dir);
+
+}  // namespace weft::train

@@ -1,0 +1,158 @@
+// weft train and weft generate as a user runs them: real processes, real ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/support/command.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::weft::testing::CommandResult;
+using ::weft::testing::read_file;
+using ::weft::testing::run_command;
+using ::weft::testing::TempDir;
+using ::weft::testing::weft_command;
+
+/// A folder with token files and a configuration of a model that trains in seconds.
+class TrainCommand : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::ofstream text(dir_ / "text");
+    for (int i = 0; i < 600; ++i) text << "the quick brown fox " << i << " jumps over the lazy dog\n";
+    text.close();
+    ASSERT_EQ(weft_command("data prepare " + (dir_ / "text") + " --out " + (dir_ / "data")).exit_code, 0);
+    std::ofstream(dir_ / "run.toml") << "[model]\nlayers = 2\nhidden = 32\nheads = 2\n[data]\ntrain = '"
+                                     << dir_ / "data/train.bin"
+                                     << "'\nval = '" << dir_ / "data/val.bin"
+                                     << "'\nseq = 32\n[train]\nsteps = 12\nglobal_batch = 8\n"
+                                     << "eval_every = 5\n[schedule]\nwarmup = 2\n[optimizer]\nlr = 5e-3\n[run]\ndir = '"
+                                     << dir_ / "run"
+                                     << "'\n";
+  }
+
+  CommandResult train(int ranks, const std::string& arguments = "") const {
+    const std::string train = "train " + (dir_ / "run.toml") + " " + arguments;
+    return weft_command(ranks == 1 ? train : "run -n " + std::to_string(ranks) + " -- " + WEFT_BINARY + " " + train);
+  }
+
+  std::vector<nlohmann::json> lines(const std::string& name) const {
+    std::vector<nlohmann::json> out;
+    std::istringstream in(read_file(dir_ / ("run/" + name)));
+    for (std::string line; std::getline(in, line);) out.push_back(nlohmann::json::parse(line));
+    return out;
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(TrainCommand, TwoRanksWriteTheRunFolderAndTheModelSpeaks) {
+  const CommandResult result = train(2, "--set train.dtype=bf16");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("done after 12 steps"));
+
+  const auto metrics = lines("metrics.jsonl");
+  ASSERT_EQ(metrics.size(), 12u);
+  for (const char* key :
+       {"step", "loss", "val_loss", "tokens_per_s", "grad_norm", "lr", "tokens", "epoch", "step_s", "elapsed_s"}) {
+    EXPECT_TRUE(metrics[0].contains(key)) << key;
+  }
+  EXPECT_EQ(metrics[11]["step"], 12);
+  EXPECT_EQ(metrics[11]["tokens"], 12 * 8 * 32);
+  EXPECT_TRUE(metrics[0]["val_loss"].is_null());
+  EXPECT_TRUE(metrics[4]["val_loss"].is_number());
+  EXPECT_LT(metrics[11]["val_loss"].get<double>(), metrics[4]["val_loss"].get<double>());
+  EXPECT_LT(metrics[11]["loss"].get<double>(), metrics[0]["loss"].get<double>() - 0.5);
+  EXPECT_GT(metrics[0]["grad_norm"].get<double>(), 0.0);
+  const auto events = lines("events.jsonl");
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0]["event"], "start");
+  EXPECT_EQ(events[0]["ranks"], 2);
+  EXPECT_EQ(events[1]["event"], "finish");
+  EXPECT_EQ(events[1]["reason"], "done");
+  EXPECT_THAT(read_file(dir_ / "run/config.toml"), HasSubstr("vocab = 256"));
+
+  const std::string generate = "generate " + (dir_ / "run") + " --prompt 'the ' --tokens 40 --seed 3";
+  const CommandResult text = weft_command(generate);
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_EQ(text.out.substr(0, 4), "the ");
+  EXPECT_EQ(text.out.size(), 4u + 40 + 1);
+  EXPECT_EQ(weft_command(generate).out, text.out);
+  EXPECT_EQ(weft_command("generate " + (dir_ / "data")).exit_code, 2);
+}
+
+TEST_F(TrainCommand, AnEarlierRunIsNotOverwrittenUnasked) {
+  ASSERT_EQ(train(1, "--set train.steps=2").exit_code, 0);
+  const CommandResult again = train(2, "--set train.steps=2");
+  EXPECT_EQ(again.exit_code, 2);
+  EXPECT_THAT(again.err, HasSubstr("holds an earlier run"));
+  EXPECT_EQ(train(1, "--set train.steps=3 --set run.overwrite=true").exit_code, 0);
+  EXPECT_EQ(lines("metrics.jsonl").size(), 3u);
+}
+
+TEST_F(TrainCommand, MistakesInTheConfigurationAreNamedTogether) {
+  std::ofstream(dir_ / "run.toml", std::ios::app) << "[layout]\nbackened = 'local'\n";
+  const CommandResult result = train(1, "--set train.step=3 --set train.dtype=fp8");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("run.toml:20 layout.backened: unknown key"), HasSubstr("did you mean layout.backend?")));
+  EXPECT_THAT(result.err, HasSubstr("did you mean train.steps?"));
+  EXPECT_THAT(result.err, HasSubstr("\"fp8\" is none of fp64, fp32, bf16"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "run"));
+}
+
+TEST_F(TrainCommand, DryRunShowsSizesAndTrainsNothing) {
+  const CommandResult result = train(2, "--dry-run --set train.micro_batch=3");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("256 tokens = 8 samples = 2 ranks x 4 samples in 2 forward passes of at most 3"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "run"));
+  const CommandResult uneven = train(3, "--dry-run");
+  EXPECT_EQ(uneven.exit_code, 2);
+  EXPECT_THAT(uneven.err, HasSubstr("nearest: 6 and 9"));
+}
+
+TEST_F(TrainCommand, ExplainedConfigurationIsAConfiguration) {
+  const CommandResult explained = weft_command("train --explain-config");
+  EXPECT_EQ(explained.exit_code, 0);
+  EXPECT_THAT(explained.out, HasSubstr("# samples per update over all ranks"));
+  std::ofstream(dir_ / "all.toml") << explained.out;
+  const CommandResult result = weft_command(
+      "train " + (dir_ / "all.toml") +
+      " --dry-run --set model.preset=llama-tiny --set data.seq=64 --set data.train=" + (dir_ / "data/train.bin"));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+TEST_F(TrainCommand, DivergenceIsAnErrorThatNamesTheStep) {
+  const CommandResult result = train(1, "--set optimizer.lr=1e30 --set optimizer.clip_norm=0 --set schedule.warmup=0");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, ::testing::ContainsRegex("step [0-9]+: the (loss|gradient norm) is -?(nan|inf)"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "run/model.safetensors"));
+  EXPECT_EQ(lines("events.jsonl").back()["event"], "failure");
+}
+
+// The signal arrives when the third step is in the metrics; every rank stops after one and the same step.
+TEST_F(TrainCommand, SignalEndsTheRunAfterAStepAndSavesTheWeights) {
+  for (const char* signal : {"TERM", "INT"}) {
+    const std::string run = dir_ / "run";
+    const std::string train = std::string(WEFT_BINARY) + " train " + (dir_ / "run.toml") +
+                              " --set train.steps=1000000 --set run.overwrite=true";
+    const CommandResult result = run_command(
+        "rm -rf " + run + "; " + train + " & pid=$!; until [ \"$(cat " + run +
+        "/metrics.jsonl 2>/dev/null | wc -l)\" -ge 3 ]; do kill -0 $pid || exit 99; sleep 0.05; done; kill -" + signal +
+        " $pid; wait $pid");
+    EXPECT_EQ(result.exit_code, 0) << signal << ": " << result.err;
+    EXPECT_THAT(result.out, HasSubstr("stopped after"));
+    EXPECT_TRUE(std::filesystem::exists(dir_ / "run/model.safetensors"));
+    EXPECT_EQ(lines("events.jsonl").back()["reason"], "stopped");
+    EXPECT_EQ(lines("events.jsonl").back()["steps"], lines("metrics.jsonl").size());
+  }
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,263 @@
+// The trainer on real ranks (threads of this process, local back end).
+#include "weft/train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/command.h"
+#include "tests/support/ranks.h"
+#include "weft/core/error.h"
+#include "weft/data/token_file.h"
+#include "weft/train/evaluate.h"
+#include "weft/train/weights.h"
+
+namespace weft::train {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::on_threads;
+using ::weft::testing::read_file;
+using ::weft::testing::TempDir;
+
+/// Ids of which each follows from the one before, most of the time.
+void write_tokens(const std::string& path, int64_t count, uint32_t seed) {
+  data::TokenWriter writer(path, 64, "bytes");
+  std::vector<uint32_t> tokens;
+  for (uint32_t i = 0; i < count; ++i) tokens.push_back((i * 5 + i / 11 + seed) % 64);
+  writer.append(tokens);
+  writer.finish();
+}
+
+struct Outcome {
+  RunResult result;
+  std::vector<double> losses, val_losses, norms;
+  std::string weights;  ///< bytes of model.safetensors
+};
+
+class Trainer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    at::set_num_threads(1);  // ranks are threads already
+    write_tokens(dir_ / "train.bin", 2000, 1);
+    write_tokens(dir_ / "val.bin", 8 * 23 + 1, 5);  // 23 samples: no number of ranks divides them
+    config_.model.layers = 2;
+    config_.model.hidden = 16;
+    config_.model.heads = 2;
+    config_.data.train = dir_ / "train.bin";
+    config_.data.val = dir_ / "val.bin";
+    config_.data.seq = 8;
+    config_.train.steps = 20;
+    config_.train.global_batch = 12;
+    config_.train.dtype = "fp64";
+    config_.train.eval_every = 7;
+    config_.optimizer.lr = 1e-2;
+  }
+
+  Outcome run_on(int ranks, const config::RunConfig& config, const RunHooks& extra = {}) {
+    Outcome outcome;
+    config::RunConfig mine = config;
+    mine.run.dir = dir_ / ("run" + std::to_string(++runs_));
+    std::mutex mutex;
+    on_threads(ranks, [&](World& world) {
+      RunHooks hooks = extra;
+      hooks.on_step = [&](const StepRecord& record) {
+        outcome.losses.push_back(record.loss);
+        outcome.norms.push_back(record.grad_norm);
+        if (record.val_loss) outcome.val_losses.push_back(*record.val_loss);
+      };
+      const RunResult result = run(mine, world, hooks);
+      const std::lock_guard lock(mutex);
+      outcome.result = result;
+    });
+    outcome.weights = read_file(mine.run.dir + "/model.safetensors");
+    return outcome;
+  }
+
+  static void expect_close(const std::vector<double>& a, const std::vector<double>& b, double tolerance,
+                           const std::string& what) {
+    ASSERT_EQ(a.size(), b.size()) << what;
+    for (size_t i = 0; i < a.size(); ++i)
+      EXPECT_LE(std::abs(a[i] - b[i]), tolerance * std::abs(b[i])) << what << " at " << i;
+  }
+
+  std::string error_of(int ranks, const config::RunConfig& config) {
+    try {
+      run_on(ranks, config);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+  TempDir dir_;
+  config::RunConfig config_;
+  int runs_ = 0;
+};
+
+TEST_F(Trainer, LossesDoNotDependOnRanksOrMicroBatch) {
+  const Outcome reference = run_on(1, config_);
+  ASSERT_EQ(reference.losses.size(), 20u);
+  ASSERT_EQ(reference.val_losses.size(), 3u);  // steps 7, 14 and the last
+  EXPECT_NEAR(reference.losses[0], std::log(64.0), 0.2);
+  EXPECT_LT(reference.losses[19], reference.losses[0] - 0.3);
+  for (const double norm : reference.norms) EXPECT_GT(norm, 1e-3);
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const int64_t micro : {1, 2, 4}) {
+      config::RunConfig config = config_;
+      config.train.micro_batch = micro;
+      const Outcome outcome = run_on(ranks, config);
+      const std::string what = std::to_string(ranks) + " ranks, micro-batch " + std::to_string(micro);
+      expect_close(outcome.losses, reference.losses, 1e-10, what);
+      expect_close(outcome.norms, reference.norms, 1e-9, what);
+      expect_close(outcome.val_losses, reference.val_losses, 1e-10, what);
+    }
+  }
+}
+
+TEST_F(Trainer, DropoutDoesNotDependOnRanksOrMicroBatch) {
+  config_.model.dropout = 0.2;
+  config_.train.steps = 6;
+  const Outcome reference = run_on(1, config_);
+  config_.train.micro_batch = 3;
+  expect_close(run_on(2, config_).losses, reference.losses, 1e-10, "dropout");
+}
+
+TEST_F(Trainer, Fp32StaysWithinItsBound) {
+  config_.train.dtype = "fp32";
+  const Outcome reference = run_on(1, config_);
+  for (const int ranks : {2, 3}) {
+    const Outcome outcome = run_on(ranks, config_);
+    expect_close(outcome.losses, reference.losses, 1e-5, "fp32");
+    expect_close({outcome.losses[0]}, {reference.losses[0]}, 1e-6, "first step");
+  }
+}
+
+TEST_F(Trainer, TwoRunsAreBitEqual) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    config_.train.dtype = dtype;
+    config_.train.micro_batch = 2;
+    const Outcome first = run_on(2, config_), second = run_on(2, config_);
+    EXPECT_EQ(first.losses, second.losses);
+    EXPECT_EQ(first.norms, second.norms);
+    ASSERT_GT(first.weights.size(), 1000u);
+    EXPECT_TRUE(first.weights == second.weights);
+    EXPECT_LT(first.losses.back(), first.losses.front());
+  }
+}
+
+TEST_F(Trainer, SeedChangesTheRun) {
+  config_.train.steps = 2;
+  const Outcome first = run_on(1, config_);
+  config_.train.seed = 2;
+  EXPECT_NE(run_on(1, config_).losses, first.losses);
+}
+
+TEST_F(Trainer, EvaluationSamplesAreCountedOnce) {
+  config_.train.steps = 1;
+  config_.train.micro_batch = 4;
+  const double all = *run_on(1, config_).result.val_loss;
+  for (const int ranks : {2, 3, 4}) EXPECT_NEAR(*run_on(ranks, config_).result.val_loss, all, 1e-12);
+  config_.train.steps = 7;
+  config_.train.eval_samples = 5;
+  expect_close(run_on(3, config_).val_losses, run_on(1, config_).val_losses, 1e-12, "5 of 23 samples");
+}
+
+// Rank 1 alone is asked; both stop after the same step, and the weights are on disk.
+TEST_F(Trainer, OneRanksWishToStopIsEveryones) {
+  for (const int64_t wanted : {1, 5}) {
+    std::atomic<int64_t> asked{0};
+    config::RunConfig config = config_;
+    config.run.dir = dir_ / ("stop" + std::to_string(wanted));
+    std::array<RunResult, 2> results;
+    on_threads(2, [&](World& world) {
+      const bool me = world.rank() == 1;
+      results[world.rank()] =
+          run(config, world, {.stop_requested = [&, me] { return me && ++asked >= wanted; }, .on_step = {}});
+    });
+    for (const RunResult& result : results) {
+      EXPECT_EQ(result.steps, wanted);
+      EXPECT_TRUE(result.stopped);
+    }
+    EXPECT_TRUE(std::filesystem::exists(config.run.dir + "/model.safetensors"));
+    EXPECT_THAT(read_file(config.run.dir + "/events.jsonl"), HasSubstr("\"reason\":\"stopped\""));
+  }
+}
+
+TEST_F(Trainer, DivergenceNamesTheStepAndSavesNothing) {
+  config_.train.dtype = "fp32";
+  config_.optimizer.lr = 1e30;
+  config_.optimizer.clip_norm = 0;
+  EXPECT_THAT(error_of(2, config_), ::testing::ContainsRegex("step [0-9]+: the (loss|gradient norm) is -?(nan|inf)"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "run1/model.safetensors"));
+  EXPECT_THAT(read_file(dir_ / "run1/events.jsonl"), HasSubstr("\"event\":\"failure\""));
+}
+
+TEST_F(Trainer, AnEarlierRunIsKept) {
+  config_.train.steps = 1;
+  config_.run.dir = dir_ / "kept";
+  on_threads(1, [&](World& world) { run(config_, world); });
+  int refused = 0;
+  std::mutex mutex;
+  on_threads(3, [&](World& world) {
+    try {
+      run(config_, world);
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("holds an earlier run"));
+      const std::lock_guard lock(mutex);
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 3);
+}
+
+TEST_F(Trainer, DifferentConfigurationsAreRefusedByAllRanks) {
+  int refused = 0;
+  std::mutex mutex;
+  on_threads(3, [&](World& world) {
+    config::RunConfig config = config_;
+    config.run.dir = dir_ / "never";
+    if (world.rank() == 2) config.optimizer.lr *= 2;
+    try {
+      run(config, world);
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("configuration of rank 2 differs"));
+      const std::lock_guard lock(mutex);
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 3);
+}
+
+TEST_F(Trainer, DataThatDoesNotFitIsRefused) {
+  config::RunConfig config = config_;
+  config.data.seq = 5000;
+  EXPECT_THAT(error_of(1, config), HasSubstr("one sample of data.seq = 5000 needs 5001"));
+  config = config_;
+  data::TokenWriter other(dir_ / "other.bin", 99, "bytes");
+  other.append(std::vector<uint32_t>(50, 1));
+  other.finish();
+  config.data.val = dir_ / "other.bin";
+  EXPECT_THAT(error_of(1, config), HasSubstr("prepare both with one tokenizer"));
+  config = config_;
+  config.train.global_batch = 10;
+  EXPECT_THAT(error_of(3, config), HasSubstr("nearest: 9 and 12"));
+}
+
+TEST_F(Trainer, SavedWeightsAreThoseOfTheLastStep) {
+  config_.train.steps = 3;
+  const Outcome outcome = run_on(2, config_);
+  TrainedModel trained = load_run(dir_ / "run1");
+  EXPECT_EQ(trained.tokenizer, "bytes");
+  const data::TokenSamples val(data::TokenFile::open(dir_ / "val.bin"), config_.data.seq);
+  EXPECT_NEAR(evaluate(trained.model, val, 0, 4, Comm()), *outcome.result.val_loss, 1e-12);
+}
+
+}  // namespace
+}  // namespace weft::train
