@@ -71,7 +71,7 @@ BlockBytes block_bytes(const model::BlockSpec& block, double hidden, bool layer_
   const double norm_output = shape.low_precision ? 1 : 2;
   bytes.norms = block.norms * rows * hidden * (2 + norm_output);
   // Eager RMSNorm keeps fp32 copies of its input and of the normalised value.
-  if (software.kernels == machine::Software::Kernels::eager && !layer_norm) bytes.norms += block.norms * rows * hidden * 8;
+  if (software.kernels == machine::Software::Kernels::eager && !layer_norm) bytes.copies = block.norms * rows * hidden * 8;
   if (software.dropout) bytes.masks = 2 * rows * hidden;
   bytes.attention = attention_bytes(block.attention, shape, flash, software.dropout);
   if (!block.moe) {
@@ -91,14 +91,15 @@ double kept_bytes(const BlockBytes& bytes, double hidden, const ActivationShape&
   switch (recompute) {
     case layout::Recompute::none: return bytes.total();
     case layout::Recompute::full: return input;
-    case layout::Recompute::half: return 0.5 * (bytes.total() + input);
+    // Products and attention stay, elementwise results are computed again: no eager copy survives.
+    case layout::Recompute::half: return 0.5 * (bytes.total() - bytes.copies + input);
     case layout::Recompute::attention: break;
   }
   if (flash) return bytes.total();
   // Q, K, V and the output stay; scores and masks go.
   const double tokens = shape.tokens;
   const double scores = bytes.attention;
-  return bytes.norms + bytes.mlp + bytes.experts + bytes.masks + std::min(scores, 8 * tokens * hidden / shape.tp);
+  return bytes.norms + bytes.copies + bytes.mlp + bytes.experts + bytes.masks + std::min(scores, 8 * tokens * hidden / shape.tp);
 }
 
 double in_flight(const std::string& schedule, int64_t pp, int64_t chunks, int64_t micro_batches, int64_t stage) {

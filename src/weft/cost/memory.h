@@ -36,7 +36,8 @@ struct BlockBytes {
   double mlp = 0;
   double experts = 0;
   double masks = 0;      ///< dropout masks
-  double total() const { return norms + attention + mlp + experts + masks; }
+  double copies = 0;     ///< fp32 copies inside eager norms
+  double total() const { return norms + attention + mlp + experts + masks + copies; }
 };
 
 /// Sizes that the activation formulas need.

@@ -31,7 +31,9 @@ struct Software {
   bool overlap_pp = true;         ///< sends and receives do not block
   bool whole_sends = false;       ///< every tensor-parallel rank sends the whole activation (DeepSpeed's pipeline)
   bool overlap_dp = true;         ///< gradient reduction under the backward, parameter gather under the forward
+  bool overlap_gather = true;     ///< the parameter gather of ZeRO-1 hides under the next forward (Megatron); DeepSpeed's follows the step
   bool fused_loss = false;        ///< cross entropy in place, without an fp32 copy of the logits
+  bool low_precision_saved = true; ///< fp8 products keep their fp8 inputs for the backward instead of 16-bit ones
   bool fp32_gradients = true;     ///< gradients are accumulated and reduced in fp32
   bool frozen_base = false;       ///< adapters only: no weight gradients, no optimizer for the base model
   bool dropout = false;

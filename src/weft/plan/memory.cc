@@ -32,7 +32,7 @@ cost::ActivationShape shape_of(const Job& job, const cost::Tuning& tuning) {
   shape.tokens = shape.sequence * static_cast<double>(layout.micro_batch) / static_cast<double>(layout.cp);
   shape.tp = static_cast<double>(layout.tp);
   shape.sequence_parallel = layout.sequence_parallel;
-  shape.low_precision = job.precision == machine::Precision::fp8 || job.precision == machine::Precision::fp4;
+  shape.low_precision = job.software.low_precision_saved && (job.precision == machine::Precision::fp8 || job.precision == machine::Precision::fp4);
   shape.etp = static_cast<double>(layout.etp);
   shape.imbalance = tuning.expert_imbalance;
   return shape;
@@ -104,6 +104,8 @@ Shares shares_of(const Job& job, const cost::ActivationShape& shape) {
 cost::StateBytes state_bytes(const Job& job) {
   cost::StateBytes state;
   state.gradient = job.software.fp32_gradients ? 4 : 2;
+  // bf16 gradients on the wire still need an fp32 accumulator beside them.
+  if (!job.software.fp32_gradients && job.precision == machine::Precision::bf16) state.gradient = 2 + 4;
   // fp16 keeps fp16 gradients and unscaled fp32 copies of them beside the master weights and moments.
   if (job.precision == machine::Precision::fp16) state.optimizer = 16;
   if (job.layout.zero == 3) return {4, 4, 8};
@@ -147,8 +149,10 @@ Memory stage_peak(const Job& job, const cost::Tuning& tuning, const cost::Activa
   if (last) {
     const double elements = shape.tokens * job.model.vocab / tp;
     const double head = 2 * shares.head;
-    loss = (job.software.fused_loss ? 10 : 12) * elements + 3 * 2 * shape.tokens * job.model.hidden;
-    if (layout.zero == 3) loss += head;  // the gathered head
+    // Fused: 16-bit logits and the fp32 softmax that becomes the gradient; otherwise an fp32 copy and a separate gradient too.
+    loss = (job.software.fused_loss ? 6 : 12) * elements + 3 * 2 * shape.tokens * job.model.hidden;
+    loss += head;  // the head's weight gradient; under FSDP the gathered head as well
+    if (layout.zero == 3) loss += head;
     // Its weight gradient and the logits' gradient are still alive when the last block's backward starts.
     backward += head + 2 * elements;
     memory.logits = loss > backward ? loss : 0;

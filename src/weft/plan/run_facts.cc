@@ -55,20 +55,29 @@ machine::Software software_of_run(const RunRow& row, const machine::Machine& mac
   const bool modern = row.number("year", kModernYear) >= kModernYear && attention != "no";
   const bool fsdp = has(strategy, "fsdp") || has(strategy, "zero-3");
   software.attention = modern ? Software::Attention::flash : Software::Attention::unfused;
-  // PyTorch's FSDP runs eager kernels unless a compiler or fused layers are named; Megatron and JAX stacks are fused.
-  const bool named_fusion = has(notes, "compile") || has(notes, "kernels te") || has(strategy, "maxtext") || has(notes, "maxtext") || has(strategy, "megatron");
-  software.kernels = has(notes, "eager") || (fsdp && modern && !named_fusion) ? Software::Kernels::eager : Software::Kernels::fused;
-  // Triton kernels and FlashAttention-2 on Hopper are a generation behind FlashAttention-3 and cuDNN.
-  software.matched_attention = !(has(attention, "triton") || (machine.device.generation == 9 && has(attention, "sdpa")));
-  software.dropout = !modern;
   software.fp32_gradients = precision != "fp16";
+  // PyTorch stacks (FSDP, DeepSpeed's ZeRO) run eager kernels unless a compiler or fused layers are named; Megatron and JAX
+  // stacks are fused.
+  const bool zero1 = has(strategy, "zero-1") && !has(strategy, "distributed optimizer");
+  const bool named_fusion = has(notes, "compile") || has(notes, "kernels te") || has(strategy, "maxtext") || has(notes, "maxtext") || has(strategy, "megatron");
+  software.kernels = has(notes, "eager") || ((fsdp || zero1) && modern && !named_fusion) ? Software::Kernels::eager : Software::Kernels::fused;
+  // Triton kernels and FlashAttention-2 were written for Ampere: on Hopper they are a generation behind.
+  software.matched_attention = !(machine.device.generation == 9 && (has(attention, "triton") || has(attention, "sdpa")));
+  software.dropout = !modern;
   software.overlap_dp = modern;
   software.overlap_pp = modern;
   software.whole_sends = !modern && has(strategy, "zero");  // ZeRO with a pipeline of that time is DeepSpeed's
+  if (zero1) {
+    // ZeRO-1 by that name is DeepSpeed's or its descendants': gradients travel in the training precision, and the gather
+    // follows the optimizer step.
+    software.overlap_gather = false;
+    software.fp32_gradients = false;
+  }
   software.overlap_tp = modern && !fsdp;
   if (has(notes, "no tp-comm")) software.overlap_tp = false, software.overlap_pp = false;
   if (has(notes, "async tp") || has(notes, "asynctp")) software.overlap_tp = true;
-  software.fused_loss = has(notes, "fused cross entropy") || precision == "fp8";
+  software.fused_loss = has(notes, "fused cross entropy") || (precision == "fp8" && !fsdp);
+  software.low_precision_saved = !fsdp;  // Transformer Engine saves fp8 inputs; torch casts again in the backward
   software.python_checkpoint = lower_case(row.text("recompute")) == "full" && !fsdp;
   software.frozen_base = row.text("kind") == "lora";
   if (has(notes, "rowwise")) software.fp8_scale_passes = 3;

@@ -279,7 +279,7 @@ Time step_time(const Job& job, const cost::Tuning& tuning) {
       // With interleaving a chunk's gradients are complete while the other chunks still run their last p micro-batches.
       const double window = v > 1 ? 1 + (std::min(m, p) - 1) * (1 - 1 / v) : 1;
       const double reduce = std::max(dp.reduce * tail, dp.reduce - ranks[slowest].backward * window * (1 - tail));
-      const double gather = std::max(dp.gather * tail, dp.gather - ranks[slowest].forward * window * (1 - tail));
+      const double gather = !job.software.overlap_gather ? dp.gather : std::max(dp.gather * tail, dp.gather - ranks[slowest].forward * window * (1 - tail));
       const double overlapped = dp.reduce + dp.gather - reduce - gather;
       time.dp = reduce + gather + dp.unoverlappable + tuning.overlap_slowdown * overlapped;
     }
