@@ -8,5 +8,6 @@ namespace weft::cli {
 void add_run(CLI::App& app);
 void add_estimate(CLI::App& app);
 void add_plan(CLI::App& app);
+void add_schedule(CLI::App& app);
 
 }  // namespace weft::cli
