@@ -20,6 +20,13 @@ struct Cell {
   std::vector<int64_t> rows;
 };
 
+std::string name_of(const ::testing::TestParamInfo<Cell>& info) {
+  const Cell& cell = info.param;
+  std::string name = std::to_string(cell.ranks) + "ranks_" + std::to_string(cell.micro_steps) + (cell.adam ? "micro_adamw" : "micro_sgd");
+  for (const int64_t rows : cell.rows) name += "_" + std::to_string(rows);
+  return name;
+}
+
 class DataParallelParity : public ::testing::TestWithParam<Cell> {};
 
 TEST_P(DataParallelParity, EqualsOneRank) {
@@ -38,7 +45,8 @@ INSTANTIATE_TEST_SUITE_P(Cells, DataParallelParity,
                          ::testing::Values(Cell{1, 1, true, {}}, Cell{2, 1, true, {}}, Cell{3, 1, false, {}},
                                            Cell{4, 1, true, {}}, Cell{2, 2, false, {}}, Cell{3, 4, true, {1, 1, 1}},
                                            Cell{3, 1, true, {1, 9, 2}}, Cell{4, 2, true, {3, 0, 1, 2}},
-                                           Cell{2, 1, false, {12, 0}}));
+                                           Cell{2, 1, false, {12, 0}}),
+                         name_of);
 
 TEST(DataParallelBits, OverlapAndBucketSizesDoNotChangeTheResult) {
   std::vector<DataParallelOptions> variants(4);

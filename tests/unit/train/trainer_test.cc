@@ -1,4 +1,4 @@
-// The trainer on real ranks (threads of this process, local back end).
+// The trainer on real ranks (threads of this process).
 #include "weft/train/trainer.h"
 
 #include <gmock/gmock.h>
@@ -13,6 +13,7 @@
 
 #include "tests/support/command.h"
 #include "tests/support/ranks.h"
+#include "weft/checkpoint/safetensors.h"
 #include "weft/core/error.h"
 #include "weft/data/token_file.h"
 #include "weft/train/evaluate.h"
@@ -38,6 +39,7 @@ void write_tokens(const std::string& path, int64_t count, uint32_t seed) {
 struct Outcome {
   RunResult result;
   std::vector<double> losses, val_losses, norms;
+  std::string weight_file;
   std::string weights;  ///< bytes of model.safetensors
 };
 
@@ -60,7 +62,8 @@ class Trainer : public ::testing::Test {
     config_.optimizer.lr = 1e-2;
   }
 
-  Outcome run_on(int ranks, const config::RunConfig& config, const RunHooks& extra = {}) {
+  Outcome run_on(int ranks, const config::RunConfig& config, const RunHooks& extra = {},
+                 BackendKind backend = BackendKind::local) {
     Outcome outcome;
     config::RunConfig mine = config;
     mine.run.dir = dir_ / ("run" + std::to_string(++runs_));
@@ -75,8 +78,9 @@ class Trainer : public ::testing::Test {
       const RunResult result = run(mine, world, hooks);
       const std::lock_guard lock(mutex);
       outcome.result = result;
-    });
-    outcome.weights = read_file(mine.run.dir + "/model.safetensors");
+    }, backend);
+    outcome.weight_file = mine.run.dir + "/model.safetensors";
+    outcome.weights = read_file(outcome.weight_file);
     return outcome;
   }
 
@@ -85,6 +89,18 @@ class Trainer : public ::testing::Test {
     ASSERT_EQ(a.size(), b.size()) << what;
     for (size_t i = 0; i < a.size(); ++i)
       EXPECT_LE(std::abs(a[i] - b[i]), tolerance * std::abs(b[i])) << what << " at " << i;
+  }
+
+  /// Every weight after the run, relative to the largest of its tensor.
+  static void expect_close_weights(const Outcome& a, const Outcome& b, double tolerance, const std::string& what) {
+    const checkpoint::SafetensorsFile left(a.weight_file), right(b.weight_file);
+    ASSERT_EQ(left.names(), right.names()) << what;
+    ASSERT_FALSE(left.names().empty());
+    for (const std::string& name : right.names()) {
+      const at::Tensor reference = right.tensor(name);
+      const double error = ((left.tensor(name) - reference).abs().max() / reference.abs().max()).item<double>();
+      EXPECT_LE(error, tolerance) << what << ", " << name;
+    }
   }
 
   std::string error_of(int ranks, const config::RunConfig& config) {
@@ -117,7 +133,19 @@ TEST_F(Trainer, LossesDoNotDependOnRanksOrMicroBatch) {
       expect_close(outcome.losses, reference.losses, 1e-10, what);
       expect_close(outcome.norms, reference.norms, 1e-9, what);
       expect_close(outcome.val_losses, reference.val_losses, 1e-10, what);
+      expect_close_weights(outcome, reference, 1e-10, what);
     }
+  }
+}
+
+TEST_F(Trainer, GlooGivesTheSameRun) {
+  config_.train.micro_batch = 2;
+  const Outcome reference = run_on(1, config_);
+  for (const int ranks : {2, 3, 4}) {
+    const Outcome outcome = run_on(ranks, config_, {}, BackendKind::gloo);
+    const std::string what = std::to_string(ranks) + " ranks over gloo";
+    expect_close(outcome.losses, reference.losses, 1e-10, what);
+    expect_close_weights(outcome, reference, 1e-10, what);
   }
 }
 
@@ -132,7 +160,7 @@ TEST_F(Trainer, DropoutDoesNotDependOnRanksOrMicroBatch) {
 TEST_F(Trainer, Fp32StaysWithinItsBound) {
   config_.train.dtype = "fp32";
   const Outcome reference = run_on(1, config_);
-  for (const int ranks : {2, 3}) {
+  for (const int ranks : {2, 3, 4}) {
     const Outcome outcome = run_on(ranks, config_);
     expect_close(outcome.losses, reference.losses, 1e-5, "fp32");
     expect_close({outcome.losses[0]}, {reference.losses[0]}, 1e-6, "first step");
