@@ -10,7 +10,8 @@ names the source. Python 3 standard library only.
 Three kinds of figures are kept apart. "shipped": the constants of `weft` as they are; they were adjusted on such tables, so
 the sources named in the constants' origins are not blind. "left out": all constants are fitted again from neutral start
 values on every other source, and the source is predicted blind. "calibrated": the shipped constants times one factor that
-is taken from the source's first run (the smallest system), which then predicts the others. An empty column was not computed for this version.
+is taken from the source's first run (the smallest system), which then predicts the others.
+An empty column was not computed for this version.
 """
 import argparse, collections, csv, math, os, re, statistics, subprocess, sys, tempfile
 
