@@ -32,8 +32,8 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
     }
     parallel::check_same_model(all, buffers_, comm_);
     for (NamedTensor& p : all) (p.tensor.requires_grad() ? parameters_ : frozen_).push_back(std::move(p));
-    // At size 1 there is nothing to reduce and the module is left as it is.
-    if (comm_.size() == 1) return;
+    // At size 1 there is nothing to reduce, and the module is left as it is unless its gradients are kept in another dtype.
+    if (comm_.size() == 1 && !options_.gradient_dtype) return;
     make_buckets();
     broadcast_from_first();
   }

@@ -56,6 +56,42 @@ TEST(LossNormalisation, ARankWithEveryLabelIgnoredJoinsWithoutNaN) {
   EXPECT_THROW(scale_loss(one.w, -1, one.dp), ConfigError);
 }
 
+// 7 micro-batches in groups of 4: two updates, of 4 and of 3, each divided by its own count; nothing is left over.
+TEST(LossNormalisation, AnIncompleteLastGroupIsDividedByWhatItHolds) {
+  for (const int ranks : {1, 2}) {
+    on_threads(ranks, [](World& world) {
+      OneWeight one(world.comm());
+      std::vector<double> updates;
+      for (int64_t begin = 0; begin < 7; begin += 4) {
+        const int64_t end = std::min<int64_t>(begin + 4, 7), count = end - begin;
+        one.dp.zero_grad();
+        for (int64_t k = begin; k < end; ++k) {
+          one.dp.sync(k + 1 == end);
+          scale_loss((one.w * static_cast<double>(k + 1)).sum(), count * world.size(), one.dp).backward();
+        }
+        updates.push_back(one.w.grad().item<double>());
+      }
+      EXPECT_THAT(updates, ::testing::ElementsAre(::testing::DoubleEq(10.0 / 4), ::testing::DoubleEq(18.0 / 3)));
+    });
+  }
+}
+
+// 1.0 and then 256 additions of 2^-9: 1.5, where a bf16 accumulator stays at 1.0. On one rank as on several.
+TEST(LowPrecision, GradientsOfBf16ParametersAccumulateInFp32) {
+  for (const int ranks : {1, 2}) {
+    on_threads(ranks, [](World& world) {
+      at::Tensor w = torch::zeros({1}, torch::kBFloat16).requires_grad_();
+      DataParallel dp({{"w", w}}, {}, world.comm(), {.gradient_dtype = at::kFloat});
+      for (int k = 0; k <= 256; ++k) {
+        dp.sync(k == 256);
+        (w * (k == 0 ? 1.0 : 0x1p-9)).sum().backward();
+      }
+      EXPECT_EQ(w.grad().scalar_type(), at::kFloat);
+      EXPECT_EQ(w.grad().item<float>(), 1.5F);
+    });
+  }
+}
+
 // The same 4 sequences as (batch 4, accumulation 1), (2, 2), (1, 4), on 1 and 2 ranks, with a side loss per token.
 TEST(LossNormalisation, GradientNormDoesNotDependOnTheShapeOfTheBatch) {
   const std::vector<double> sequences{3, 1, 4, 1};  // valid tokens per sequence, 9 in all
