@@ -9,7 +9,7 @@ JOBS ?= $(shell scripts/jobs.sh)
 ENV := . .deps/env.sh
 SOURCES = $(shell git ls-files 'src/*.cc' 'src/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc' 'examples/*.cc')
 
-.PHONY: help setup build demo test test-all bench format tidy clean
+.PHONY: help setup configure build all demo test test-all bench format tidy clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -17,27 +17,32 @@ help:  ## this list
 setup:  ## install what is missing (packages, libtorch)
 	@scripts/setup.sh
 
-build: setup  ## compile everything
+configure: setup
 	@mkdir -p build; $(ENV); cmake --preset $(PRESET) -DWEFT_TORCH="$$WEFT_TORCH" >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+
+build: configure  ## compile the library and the command weft
+	@$(ENV); cmake --build --preset $(PRESET) -j $(JOBS) --target weft_command
+
+all: configure  ## compile everything, tests, benchmarks and examples included
 	@$(ENV); cmake --build --preset $(PRESET) -j $(JOBS)
 
 demo: export WEFT_DEMO = 1
 demo: build  ## train a language model on two ranks, five minutes
 	@scripts/demo.sh
 
-test: build  ## the quick tests
+test: all  ## the quick tests
 	@$(ENV); cd $(BUILD); ctest -L quick -j $(JOBS) --output-on-failure --no-tests=error
 
-test-all: build  ## every test
+test-all: all  ## every test
 	@$(ENV); cd $(BUILD); ctest -j $(JOBS) --output-on-failure --no-tests=error
 
-bench: build  ## the benchmarks
+bench: all  ## the benchmarks
 	@shopt -s nullglob; for program in $(BUILD)/bin/bench_*; do echo "== $$program"; "$$program"; done
 
 format:  ## clang-format over all sources
 	@clang-format -i $(SOURCES)
 
-tidy: build  ## clang-tidy over all sources
+tidy: all  ## clang-tidy over all sources
 	@clang-tidy -quiet -p $(BUILD) $(filter src/%.cc,$(SOURCES))
 
 clean:  ## remove what was built; downloads stay in .deps

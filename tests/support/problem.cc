@@ -22,14 +22,13 @@ double relative(const at::Tensor& a, const at::Tensor& b, double floor) {
   return std::isfinite(worst) ? worst : std::numeric_limits<double>::infinity();
 }
 
-/// Ranks that are threads share the default generator: seeding and drawing must not interleave.
+}  // namespace
+
 Net make_net() {
   static std::mutex generator;
   const std::lock_guard lock(generator);
   return Net();
 }
-
-}  // namespace
 
 Trace train(const Comm& comm, const Setting& s) {
   Net net = make_net();

@@ -30,6 +30,10 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+/// A Net with the same weights at every call. Ranks that are threads share the default generator, so that seeding and drawing
+/// must not interleave: make it with this, not with Net().
+Net make_net();
+
 /// Everything that a training run shows: losses, every gradient of the last step, the weights after it.
 struct Trace {
   std::vector<double> losses;

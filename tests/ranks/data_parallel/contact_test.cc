@@ -144,7 +144,7 @@ TEST(Storage, ReplacedByToAfterWrappingIsNamed) {
 
 TEST(Storage, GradientsStayInTheirFlatBufferOverSteps) {
   on_threads(2, [](World& world) {
-    testing::Net net;
+    testing::Net net = testing::make_net();
     DataParallel dp(net.ptr(), world.comm());
     std::vector<const void*> first;
     for (int step = 0; step < 4; ++step) {
@@ -245,13 +245,13 @@ TEST(Backward, AGradientInsideTheLossGivesTheOneRankResult) {
   const at::Tensor x = torch::randn({4, 6}, torch::kDouble);
   std::vector<at::Tensor> reference;
   {
-    testing::Net net;
+    testing::Net net = testing::make_net();
     net->to(torch::kDouble);
     ((forces(net, x.narrow(0, 0, 2)) + forces(net, x.narrow(0, 2, 2))) / 2).backward();
     for (const auto& p : net->parameters()) reference.push_back(p.grad().clone());
   }
   on_threads(2, [&](World& world) {
-    testing::Net net;
+    testing::Net net = testing::make_net();
     net->to(torch::kDouble);
     DataParallel dp(net.ptr(), world.comm());
     for (const bool create_graph : {false, true}) {
