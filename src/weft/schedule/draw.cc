@@ -98,7 +98,8 @@ struct ColourRow {
   std::string text;
 };
 
-ColourRow colour_row(const Schedule& schedule, const std::vector<Block>& blocks, int halves, double scale) {
+ColourRow colour_row(const Schedule& schedule, const std::vector<Block>& blocks, int halves, double scale,
+                     bool numbers) {
   ColourRow row{std::vector<int>(static_cast<size_t>(halves), kIdle.ansi),
                 std::string(static_cast<size_t>(halves / 2), ' ')};
   for (const Block& block : blocks) {
@@ -106,6 +107,7 @@ ColourRow colour_row(const Schedule& schedule, const std::vector<Block>& blocks,
               to = std::min(halves, static_cast<int>(std::lround(block.end * scale)));
     for (int k = from; k < to; ++k) row.colours[static_cast<size_t>(k)] = colour_of(schedule, *block.action).ansi;
     const int first = (from + 1) / 2, columns = to / 2 - first;  // whole columns inside the block
+    if (!numbers) continue;
     const std::string number = std::to_string(block.action->micro_batch);
     const int size = static_cast<int>(number.size());
     if (columns >= size) row.text.replace(static_cast<size_t>(first + (columns - size) / 2), number.size(), number);
@@ -132,14 +134,17 @@ std::string paint(const ColourRow& row, int from_column, int columns) {
 std::string draw_colour(const Schedule& schedule, const Timeline& timeline, int width) {
   const int columns = std::max(1, width - label_columns(schedule));
   // As large as fits on one band, at most a number with a margin; at least half a column for the shortest action.
-  const int largest = 2 * (static_cast<int>(std::to_string(std::max(0, schedule.micro_batches - 1)).size()) + 2);
+  const int digits = static_cast<int>(std::to_string(std::max(0, schedule.micro_batches - 1)).size());
+  const int largest = 2 * (digits + 2);
   const double unit = shortest(timeline);
   const int halves_per_unit = std::clamp(static_cast<int>(2 * columns * unit / timeline.makespan), 1, largest);
   const double scale = halves_per_unit / unit;
   const int halves = 2 * static_cast<int>(std::ceil(std::lround(timeline.makespan * scale) / 2.0));
   const auto ranks = blocks_of(schedule, timeline);
+  // All the numbers of long actions or none: a few here and there only disturb.
+  const bool numbers = halves_per_unit >= std::max(2, digits);
   std::vector<ColourRow> rows;
-  for (const auto& blocks : ranks) rows.push_back(colour_row(schedule, blocks, halves, scale));
+  for (const auto& blocks : ranks) rows.push_back(colour_row(schedule, blocks, halves, scale, numbers));
   return in_bands(schedule, halves / 2, columns, scale / 2,
                   [&](size_t rank, int from, int count) { return paint(rows[rank], from, count); });
 }
