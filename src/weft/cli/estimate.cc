@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "weft/cli/job_options.h"
+#include "weft/cli/layout_options.h"
 #include "weft/cli/planner_commands.h"
 #include "weft/core/error.h"
 #include "weft/core/json.h"
@@ -22,44 +23,12 @@ namespace {
 
 struct Options {
   JobOptions job;
-  layout::Layout layout;
-  int64_t dp = 0;
-  std::string recompute = "none";
-  bool no_sequence_parallel = false;
+  LayoutOptions layout;
   std::string runs, out, row;
   double tokens = 0, device_mttf_hours = 50000, save_s = 60, restart_s = 600;
   double inference_bits = 0;
   int64_t inference_sequences = 1;
 };
-
-layout::Recompute parse_recompute(const std::string& name) {
-  for (layout::Recompute recompute : {layout::Recompute::none, layout::Recompute::attention, layout::Recompute::half, layout::Recompute::full})
-    if (name == layout::recompute_name(recompute)) return recompute;
-  throw ConfigError("--recompute " + name + ": use none, attention, half or full");
-}
-
-/// Fills dp from the devices when it is not given, and checks the whole layout against the model.
-layout::Layout resolved_layout(const Options& options, const model::ModelSpec& spec) {
-  layout::Layout layout = options.layout;
-  layout.recompute = parse_recompute(options.recompute);
-  layout.global_batch = options.job.batch;
-  layout.sequence_parallel = layout.tp > 1 && !options.no_sequence_parallel;
-  Findings findings;
-  const int64_t model_ranks = layout.pp * layout.cp * layout.tp;
-  if (options.job.devices < 1) {
-    findings.add("devices", fmt::format("{}; the rule is devices >= 1", options.job.devices), "give the number of accelerators");
-  } else if (model_ranks < 1 || options.job.devices % model_ranks != 0) {
-    findings.add("devices", fmt::format("pp * cp * tp = {} does not divide {} devices", model_ranks, options.job.devices),
-                 "pp * cp * tp = " + layout::nearest_divisors(options.job.devices, std::max<int64_t>(1, model_ranks)));
-  } else {
-    layout.dp = options.job.devices / model_ranks;
-    if (options.dp > 0 && options.dp != layout.dp)
-      findings.add("dp", fmt::format("{}, but {} devices over pp * cp * tp = {} leave {}", options.dp, options.job.devices, model_ranks, layout.dp), fmt::format("dp = {}", layout.dp));
-  }
-  findings.throw_if_any("the layout");
-  layout::check(layout, spec).throw_if_any("the layout");
-  return layout;
-}
 
 void print(const plan::Job& job, const plan::Estimate& estimate, const Options& options) {
   const double price = options.job.price;
@@ -93,15 +62,7 @@ void estimate_inference(const Options& options) {
 }
 
 void estimate_one(const Options& options) {
-  const model::ModelSpec spec = options.job.spec();
-  plan::Job job;
-  job.sequence = options.job.resolved_sequence(spec);
-  if (job.sequence < 1) throw ConfigError(fmt::format("--seq {}: a sequence has at least one token", job.sequence));
-  job.layout = resolved_layout(options, spec);
-  job.model = plan::ModelSummary::of(spec, job.sequence);
-  job.machine = options.job.resolved_machine();
-  job.software = options.job.software();
-  job.precision = machine::parse_precision(options.job.precision);
+  const plan::Job job = job_of(options.job, options.layout);
   print(job, plan::estimate(job, options.job.tuning()), options);
 }
 
@@ -136,21 +97,7 @@ void add_estimate(CLI::App& app) {
   CLI::App* command = app.add_subcommand("estimate", "Memory and step time of one layout, or of a table of runs");
   auto options = std::make_shared<Options>();
   options->job.add_to(*command);
-  layout::Layout& layout = options->layout;
-  layout.zero = 1;
-  command->add_option("--tp", layout.tp, "tensor-parallel degree")->capture_default_str();
-  command->add_option("--pp", layout.pp, "pipeline stages")->capture_default_str();
-  command->add_option("--chunks", layout.chunks, "model chunks per stage (interleaving)")->capture_default_str();
-  command->add_option("--cp", layout.cp, "context-parallel degree")->capture_default_str();
-  command->add_option("--ep", layout.ep, "expert-parallel degree")->capture_default_str();
-  command->add_option("--etp", layout.etp, "tensor-parallel degree inside experts")->capture_default_str();
-  command->add_option("--dp", options->dp, "replicas; default: what the devices leave");
-  command->add_option("--zero", layout.zero, "0 DDP, 1 optimizer, 2 gradients, 3 parameters (FSDP)")->capture_default_str();
-  command->add_option("--shard-group", layout.shard_group, "ranks that share one copy of the sharded state (HSDP); 0: all");
-  command->add_option("--micro-batch", layout.micro_batch, "sequences per replica and micro-batch")->capture_default_str();
-  command->add_option("--recompute", options->recompute, "none, attention, half or full")->capture_default_str();
-  command->add_option("--schedule", layout.schedule, "1f1b, gpipe, zb-h1, zb-h2 or zb-v")->capture_default_str();
-  command->add_flag("--no-sequence-parallel", options->no_sequence_parallel, "norms on whole sequences inside tensor parallelism");
+  options->layout.add_to(*command);
   command->add_option("--runs", options->runs, "CSV file of runs, one per row");
   command->add_option("--out", options->out, "with --runs: file for id,step_time_s,peak_mem_gb,fits,p_fit,reason; default stdout");
   command->add_option("--row", options->row, "with --runs: show the estimate of this id");

@@ -6,6 +6,7 @@ void add_planner_commands(CLI::App& app) {
   add_run(app);
   add_plan(app);
   add_estimate(app);
+  add_simulate(app);
   add_schedule(app);
 }
 

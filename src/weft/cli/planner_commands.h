@@ -9,5 +9,6 @@ void add_run(CLI::App& app);
 void add_estimate(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_schedule(CLI::App& app);
+void add_simulate(CLI::App& app);
 
 }  // namespace weft::cli

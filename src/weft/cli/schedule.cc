@@ -1,19 +1,17 @@
 // weft schedule: draws a pipeline schedule, counts its bubble, exports it.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
 
 #include "weft/cli/planner_commands.h"
+#include "weft/cli/terminal.h"
 #include "weft/core/error.h"
 #include "weft/core/json.h"
-#include "weft/core/progress.h"
 #include "weft/plan/simulate.h"
 #include "weft/schedule/count.h"
 #include "weft/schedule/draw.h"
@@ -92,13 +90,6 @@ schedule::Schedule load(Options& options) {
   return generator.make(options.sizes);
 }
 
-bool use_colour(const std::string& wish) {
-  if (wish == "always" || wish == "never") return wish == "always";
-  if (wish != "auto") throw ConfigError(fmt::format("--color {}: use auto, always or never", wish));
-  const char* terminal = std::getenv("TERM");
-  return ::isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR") && !(terminal && std::string_view(terminal) == "dumb");
-}
-
 Json to_json(const schedule::Schedule& schedule, const schedule::Timeline& timeline,
              const std::optional<schedule::ClosedForm>& form) {
   const schedule::InFlight counts = schedule::in_flight(schedule);
@@ -144,8 +135,7 @@ void run(Options options) {
     throw ConfigError("--text, --csv and --json exclude each other: each owns the output");
   const TimeOptions t = parse_times(options.times);
   const bool colour = use_colour(options.colour);
-  if (options.width < 0)
-    throw ConfigError(fmt::format("--width {}: a number of columns, or 0 for the terminal's", options.width));
+  const int width = resolved_width(options.width);
   schedule::Schedule schedule = load(options);
   if (options.communication) schedule::add_communication(schedule);
   if (options.sharding) schedule::add_sharding(schedule);
@@ -169,7 +159,6 @@ void run(Options options) {
   } else if (options.json) {
     std::cout << to_json(schedule, timeline, form).dump(2) << "\n";
   } else {
-    const int width = options.width > 0 ? options.width : terminal_width(stdout);
     std::cout << fmt::format("{}: {} ranks, {} micro-batches, {} stages\n\n", schedule.name, schedule.rank_count(),
                              schedule.micro_batches, schedule.stage_count())
               << schedule::draw(schedule, timeline, {.width = width, .colour = colour}) << "\n"

@@ -49,8 +49,7 @@ std::string in_bands(const Schedule& schedule, int cells, int per_band, double c
   const int label = static_cast<int>(std::to_string(schedule.ranks.size() - 1).size());
   std::string out;
   for (int from = 0; from < cells; from += per_band) {
-    if (cells > per_band)
-      out += fmt::format("{}time {:g}\n", from > 0 ? "\n" : "", std::round(10 * from / cells_per_time) / 10);
+    if (cells > per_band) out += fmt::format("{}time {:.3g}\n", from > 0 ? "\n" : "", from / cells_per_time);
     for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
       out += fmt::format("rank {:>{}} ", rank, label) + row(rank, from, std::min(per_band, cells - from)) + "\n";
     }

@@ -256,7 +256,8 @@ Findings check(const Generator& generator, const Sizes& sizes, std::string_view 
     findings.add(
         fmt::format("{}chunks", prefix),
         fmt::format("is {}, but {} has exactly {} per rank", sizes.chunks, generator.name, generator.fixed_chunks),
-        generator.name == "1f1b" ? "interleaved is 1f1b with chunks >= 2" : "leave it out");
+        generator.name == "1f1b" ? "interleaved is 1f1b with chunks >= 2"
+                                 : fmt::format("use {}", generator.fixed_chunks));
   } else {
     at_least_one("chunks", sizes.chunks);
   }
