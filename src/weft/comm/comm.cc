@@ -51,7 +51,8 @@ Call begin(CommState& comm, const Subject& subject) {
                                       .group = record.log_group,
                                       .peer = subject.peer,
                                       .dtype = subject.tensor ? static_cast<int8_t>(subject.tensor->scalar_type()) : int8_t{-1},
-                                      .op = subject.op});
+                                      .op = subject.op},
+                                     call.start);
   message ? static_cast<void>(++record.messages) : static_cast<void>(++record.progress->started);
   auto& count = record.traffic[static_cast<size_t>(subject.op)];
   ++count.calls;

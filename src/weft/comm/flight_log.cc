@@ -20,25 +20,21 @@ const char* state_name(FlightLog::State state) {
 
 }  // namespace
 
-int64_t FlightLog::now_ns() const {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - origin_).count();
-}
-
 int FlightLog::add_group(const std::string& name, const std::vector<int>& world_ranks) {
   std::lock_guard lock(mutex_);
   groups_.push_back({name, world_ranks});
   return static_cast<int>(groups_.size()) - 1;
 }
 
-uint64_t FlightLog::begin(Entry entry) {
-  entry.start_ns = now_ns();
+uint64_t FlightLog::begin(Entry entry, std::chrono::steady_clock::time_point start) {
+  entry.start_ns = ns(start);
   std::lock_guard lock(mutex_);
   ring_[next_ % kEntries] = entry;
   return next_++;
 }
 
 void FlightLog::end(uint64_t ticket, State state) {
-  const int64_t now = now_ns();
+  const int64_t now = ns(std::chrono::steady_clock::now());
   std::lock_guard lock(mutex_);
   if (next_ - ticket > kEntries) return;
   Entry& entry = ring_[ticket % kEntries];

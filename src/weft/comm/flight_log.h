@@ -33,8 +33,8 @@ class FlightLog {
 
   /// Returns the number under which entries name this group.
   int add_group(const std::string& name, const std::vector<int>& world_ranks);
-  /// Returns a ticket for end(). An entry that has left the ring is no longer updated.
-  uint64_t begin(Entry entry);
+  /// Returns a ticket for end(). An entry that has left the ring is no longer updated. Sets Entry::start_ns.
+  uint64_t begin(Entry entry, std::chrono::steady_clock::time_point start);
   void end(uint64_t ticket, State state);
 
   /// {"rank":0,"groups":[{"name","ranks"}],"calls":[{"group","seq","op","dtype","numel","peer","state","start_us","end_us"}]}
@@ -49,7 +49,7 @@ class FlightLog {
   };
   static constexpr size_t kEntries = 1024;  // minutes of training at tens of calls a second; 48 KiB
 
-  int64_t now_ns() const;
+  int64_t ns(std::chrono::steady_clock::time_point time) const { return std::chrono::nanoseconds(time - origin_).count(); }
 
   const int rank_;
   const std::chrono::steady_clock::time_point origin_ = std::chrono::steady_clock::now();

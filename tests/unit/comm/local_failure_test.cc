@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <latch>
+
 #include "tests/unit/comm/local_stress.h"
 
 namespace weft::local {
@@ -155,6 +157,7 @@ TEST(LocalFailure, ARankThatLeftIsNamedOnlyByWhoNeedsIt) {
   auto engines = Engine::in_process(3);
   std::vector<std::thread> threads;
   std::string cause;
+  std::latch pair_is_done(2);  // rank 0's failure would end a call that rank 1 has not seen the end of
   for (int r = 0; r < 3; ++r) {
     threads.emplace_back([&, r] {
       auto engine = std::move(engines[static_cast<size_t>(r)]);
@@ -166,6 +169,7 @@ TEST(LocalFailure, ARankThatLeftIsNamedOnlyByWhoNeedsIt) {
       engine->start(pair->collectives(), op);
       engine->wait(*op, Until::complete, {});
       EXPECT_EQ(data[49'999], 2.0f);
+      pair_is_done.arrive_and_wait();
       if (r == 1) return;
       auto needs_it = make(Call::message, data);
       engine->start(world->incoming(2), needs_it);

@@ -19,8 +19,13 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-/// Spinning costs nothing when each rank has a core, and more ranks than cores must not spin at all.
-constexpr microseconds kSpin{30};
+/// Spinning is the fastest wait while the peer runs on another core, and keeps it from running when it shares this one: then
+/// each hand-over would cost the whole time of spinning. So a rank spins longer after it helped, and hardly when it did not;
+/// it never stops altogether, or it would not notice that it helps again. More ranks than cores do not spin at all.
+constexpr microseconds kSpinMost{30};
+constexpr microseconds kSpinLeast{1};
+/// About half a microsecond.
+constexpr int kFirstLooks = 10;
 /// Then yield: a futex wake-up costs 50-100 us, so that hand-overs of calls in full swing should not need one.
 constexpr microseconds kYield{2000};
 
@@ -50,7 +55,7 @@ std::shared_ptr<Segment> Engine::new_control(int size) {
 
 Engine::Engine(std::shared_ptr<Segment> control, int rank, int size, std::unique_ptr<Links> links)
     : control_{std::move(control), rank, size}, links_(std::move(links)), blocks_(control_.segment),
-      enough_cores_(size <= usable_cores()) {}
+      enough_cores_(size <= usable_cores()), spin_(enough_cores_ ? kSpinMost : microseconds(0)) {}
 
 std::vector<std::shared_ptr<Engine>> Engine::in_process(int size) {
   if (size < 1 || size > kMaxRanks) throw ConfigError(fmt::format("{} ranks on one machine; the local back end takes 1 to {}", size, kMaxRanks));
@@ -180,26 +185,32 @@ bool Engine::test(Op& op, Until until) {
 }
 
 void Engine::wait(Op& op, Until until, milliseconds timeout) {
-  if (reached(op, until)) return;
-  const Clock::time_point start = Clock::now();
-  control_.page(rank()).life.fetch_add(1, std::memory_order_relaxed);
-  if (timeout.count() <= 0) timeout = op.timeout;
-  Clock::time_point spin_until = start + (enough_cores_ ? kSpin : microseconds(0));
-  Clock::time_point yield_until = start + kYield;
-  for (;;) {
-    for (int i = 0; i < 64; ++i) {
-      const bool moved = drive();
-      if (reached(op, until)) return;
-      if (aborted()) raise(name_of_call(op), start);
-      if (moved || !enough_cores_) break;
-      relax();
-    }
-    const Clock::time_point now = Clock::now();
-    if (now < spin_until) continue;
-    if (now >= yield_until) break;
-    ::sched_yield();
+  // In full swing the peers are here within a microsecond: no look at the clock yet.
+  for (int i = 0; i < kFirstLooks; ++i) {
+    if (reached(op, until)) return;
+    drive();
+    if (reached(op, until)) return;
+    if (!enough_cores_) break;
+    relax();
   }
-  wait_long(op, until, timeout, start);
+  control_.page(rank()).life.fetch_add(1, std::memory_order_relaxed);
+  const Clock::time_point start = Clock::now();
+  bool yielded = false;
+  for (Clock::time_point now = start; now < start + kYield; now = Clock::now()) {
+    const bool moved = drive();
+    if (reached(op, until)) {
+      if (enough_cores_) spin_ = yielded ? std::max(spin_ / 2, kSpinLeast) : std::min(spin_ * 2, kSpinMost);
+      return;
+    }
+    if (aborted()) raise(name_of_call(op), start);
+    if (now < start + spin_) {
+      relax();
+    } else if (!moved) {
+      ::sched_yield();
+      yielded = true;
+    }
+  }
+  wait_long(op, until, timeout.count() > 0 ? timeout : op.timeout, start);
 }
 
 void Engine::wait_long(Op& op, Until until, milliseconds timeout, Clock::time_point start) {

@@ -104,6 +104,7 @@ class Engine {
   std::unique_ptr<Links> links_;
   SharedBlocks blocks_;
   bool enough_cores_;
+  std::chrono::microseconds spin_;                        // how long a wait spins before it yields
   std::vector<std::shared_ptr<Lane>> active_;             // lanes with calls in flight
   std::map<std::string, uint64_t> group_count_;           // how often a group of this name and ranks was created
   std::map<std::pair<int, std::string>, Parcel> parcels_; // came before anybody asked
