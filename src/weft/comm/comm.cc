@@ -11,6 +11,7 @@
 #include "weft/comm/local/local.h"
 #include "weft/comm/state.h"
 #include "weft/comm/wire.h"
+#include "weft/memory/account.h"
 
 namespace weft {
 namespace {
@@ -316,6 +317,8 @@ std::vector<std::string> Comm::all_gather_text(const std::string& mine) const {
 
 at::Tensor Comm::allocate(at::IntArrayRef sizes, at::ScalarType dtype) const {
   if (state_->local) return state_->local->allocate(sizes, dtype);
+  const auto scope = memory::current_category();
+  const memory::Scope category(scope == memory::Category::other ? memory::Category::communication : scope);
   return at::empty(sizes, dtype);
 }
 

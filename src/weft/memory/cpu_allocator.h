@@ -1,9 +1,14 @@
-// A caching allocator for CPU tensors, with byte counts by category. Nothing changes until it is installed.
+// A caching allocator for CPU tensors, and a counter for meta tensors, that keep the accounts of account.h. Nothing changes
+// until they are installed.
 #pragma once
 
-#include <array>
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
 #include <cstddef>
 #include <cstdint>
+
+#include "weft/memory/account.h"
 
 namespace weft {
 
@@ -14,37 +19,31 @@ void install_cpu_allocator();
 
 namespace memory {
 
-/// What a block of memory is for. Allocations carry the category of the innermost CategoryScope of their thread.
-enum class Category : uint8_t { other, parameters, gradients, optimizer, activations, communication };
-inline constexpr size_t kCategories = 6;
+/// Counts meta tensors from now on (idempotent, thread-safe): the same program on the meta device has the bytes of the
+/// real one, and no memory.
+void install_meta_counter();
 
-/// Tags the allocations of this thread while it lives.
-class CategoryScope {
+/// Thrown by an allocation for which there is no memory, or no room below the limit. `usage` is of that moment: unwinding
+/// frees much of it. "Use a smaller micro-batch" and the like is for those who catch it.
+class OutOfMemory : public c10::OutOfMemoryError {
  public:
-  explicit CategoryScope(Category category);
-  ~CategoryScope();
-  CategoryScope(const CategoryScope&) = delete;
-  CategoryScope& operator=(const CategoryScope&) = delete;
+  OutOfMemory(int64_t asked, Space space);
 
- private:
-  Category outer_;
+  int64_t asked;      ///< bytes of the tensor that did not fit
+  Category category;  ///< what it was for
+  Usage usage;
 };
 
-/// Bytes as asked for by tensors (`live`, `peak`, `by_category`), and as kept for reuse (`cached`).
-struct Usage {
-  int64_t live = 0;
-  int64_t peak = 0;         ///< highest `live` since installation or reset_peak()
-  int64_t cached = 0;
-  int64_t allocations = 0;  ///< all so far
-  int64_t reused = 0;       ///< of them served from the cache
-  std::array<int64_t, kCategories> by_category{};
+/// From now on `tensor`'s storage belongs to `category` (for memory that others allocated, such as gradients that autograd
+/// made). No-op for storage that no installed allocator of ours gave out.
+void rebook(const at::Tensor& tensor, Category category);
 
-  int64_t of(Category category) const { return by_category[static_cast<size_t>(category)]; }
+/// What the caching allocator keeps.
+struct CacheUsage {
+  int64_t cached = 0;  ///< bytes kept for reuse
+  int64_t reused = 0;  ///< allocations served from them so far
 };
-
-/// Counts since install_cpu_allocator(); zeros before.
-Usage usage();
-void reset_peak();
+CacheUsage cache_usage();
 /// Gives all cached blocks back to the system.
 void release_cached();
 /// The most that is kept for reuse: a quarter of the machine's memory, so that four ranks on one machine cannot fill it

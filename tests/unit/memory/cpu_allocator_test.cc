@@ -54,10 +54,10 @@ TEST(CpuAllocator, CountsCachesAndServesThreads) {
   EXPECT_EQ(start.live, 0);
 
   {
-    const memory::CategoryScope scope(memory::Category::optimizer);
+    const memory::Scope scope(memory::Category::optimizer);
     const auto a = torch::empty({1 << 20}, torch::kByte);
     {
-      const memory::CategoryScope inner(memory::Category::gradients);
+      const memory::Scope inner(memory::Category::gradients);
       const auto b = torch::empty({100}, torch::kByte);
       EXPECT_EQ(memory::usage().of(memory::Category::gradients), 100);
       EXPECT_EQ(reinterpret_cast<uintptr_t>(b.data_ptr()) % 64, 0U);
@@ -68,10 +68,10 @@ TEST(CpuAllocator, CountsCachesAndServesThreads) {
   }
   EXPECT_EQ(memory::usage().live, 0);
   EXPECT_GE(memory::usage().peak, (1 << 20) + 100);
-  EXPECT_GT(memory::usage().cached, 0);
-  const int64_t reused = memory::usage().reused;
+  EXPECT_GT(memory::cache_usage().cached, 0);
+  const int64_t reused = memory::cache_usage().reused;
   torch::empty({1 << 20}, torch::kByte);
-  EXPECT_EQ(memory::usage().reused, reused + 1);
+  EXPECT_EQ(memory::cache_usage().reused, reused + 1);
   EXPECT_EQ(torch::empty({0}).numel(), 0);
 
   // Blocks wander between threads; contents stay apart.
@@ -91,7 +91,7 @@ TEST(CpuAllocator, CountsCachesAndServesThreads) {
   handed.clear();
   EXPECT_EQ(memory::usage().live, 0);
   memory::release_cached();
-  EXPECT_EQ(memory::usage().cached, 0);
+  EXPECT_EQ(memory::cache_usage().cached, 0);
   memory::reset_peak();
   EXPECT_EQ(memory::usage().peak, 0);
 }

@@ -6,6 +6,7 @@
 #include "weft/comm/local/engine.h"
 #include "weft/comm/local/local.h"
 #include "weft/comm/local/reduce.h"
+#include "weft/memory/account.h"
 
 namespace weft::local {
 namespace {
@@ -142,9 +143,12 @@ at::Tensor LocalGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
     if (size < 0) throw ConfigError(fmt::format("allocate: a size is {}", size));
     elements *= size;
   }
-  auto block = engine_->allocate(*group_, static_cast<size_t>(elements) * c10::elementSize(dtype), timeout_);
+  const size_t bytes = static_cast<size_t>(elements) * c10::elementSize(dtype);
+  auto block = engine_->allocate(*group_, bytes, timeout_);
+  auto booking = std::make_shared<memory::Booking>(static_cast<int64_t>(bytes), memory::Category::communication);
   char* data = block->mine;
-  return at::from_blob(data, sizes, [block = std::move(block)](void*) { block->release(); }, at::TensorOptions().dtype(dtype));
+  return at::from_blob(data, sizes, [block = std::move(block), booking = std::move(booking)](void*) { block->release(); },
+                       at::TensorOptions().dtype(dtype));
 }
 
 void LocalGroup::progress() { engine_->progress(); }
