@@ -65,6 +65,8 @@ void Lane::clear() {
 // Calls are published as soon as they are made, even while earlier ones are in flight: peers find them there when they come.
 bool Lane::publish_ahead() {
   while (published_ < queue_.size()) {
+    // Peers may be done with a call that this rank has still to work on: its own descriptor must stay, too.
+    if (published_ == kRing) return false;
     Op& op = *queue_[published_];
     if (op.sequence >= kRing && !all_consumed(finished(op.sequence - kRing))) {
       blocked(op, Wait::ring, finished(op.sequence - kRing));
