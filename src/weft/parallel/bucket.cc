@@ -36,8 +36,9 @@ Bucket::Bucket(const std::vector<NamedTensor>& parameters, at::ScalarType gradie
 
   flat_parameters_ = at::zeros({plan.numel}, first.options().dtype(storage_dtype).requires_grad(false));
   const auto slots = static_cast<int64_t>(parameters.size());
-  flat_gradients_ = comm.allocate({plan.numel + slots}, gradient_dtype).zero_();
-  used_ = flat_gradients_.narrow(0, plan.numel, slots);
+  flat_gradients_ = comm.allocate({plan.numel + slots + 1}, gradient_dtype).zero_();
+  gradients_ = flat_gradients_.narrow(0, 0, plan.numel);
+  flags_ = flat_gradients_.narrow(0, plan.numel, slots + 1);
   for (size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor parameter = parameters[i].tensor;
     const at::Tensor home = part_of(flat_parameters_, plan.offsets[i], parameter);
@@ -59,8 +60,8 @@ void Bucket::open_round() {
 void Bucket::mark_ready(Slot& slot) {
   if (launched_) {
     throw ConfigError("parameter '" + slot.name + "' received a gradient after its bucket was reduced: it is used in more "
-                      "than one part of this backward (reentrant recomputation does that). Set DataParallelOptions::overlap "
-                      "= false, or use non-reentrant recomputation");
+                      "than one part of this backward (reentrant recomputation does that; or a nested backward threw before). "
+                      "Set DataParallelOptions::overlap = false, or use non-reentrant recomputation");
   }
   if (!std::exchange(slot.ready, true)) --missing_;
 }
@@ -83,31 +84,54 @@ void Bucket::adopt_gradient(Slot& slot) {
   grad = slot.grad_view;
 }
 
-void Bucket::launch(const Comm& comm, ReduceOp op) {
+void Bucket::launch(const Reduction& how, int64_t index) {
   const at::NoGradGuard no_grad;
   work_.released();
-  std::vector<float> used(slots_.size(), 0.0F);
+  std::vector<float> flags(slots_.size() + 1, 0.0F);
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i].parameter.grad().defined()) {
       adopt_gradient(slots_[i]);
-      used[i] = 1.0F;
+      flags[i] = 1.0F;
     } else {
       slots_[i].grad_view.zero_();
     }
   }
-  used_.copy_(at::from_blob(used.data(), {static_cast<int64_t>(used.size())}, at::kFloat));
-  launched_ = true;
-  work_ = comm.all_reduce(flat_gradients_, op);
+  start(how, index, flags);
 }
 
-void Bucket::complete_round() {
+void Bucket::launch_failed(const Reduction& how, int64_t index) {
+  const at::NoGradGuard no_grad;
+  work_.released();
+  gradients_.zero_();
+  std::vector<float> flags(slots_.size() + 1, 0.0F);
+  flags.back() = 1.0F;
+  start(how, index, flags);
+}
+
+void Bucket::start(const Reduction& how, int64_t index, const std::vector<float>& flags) {
+  flags_.copy_(at::from_blob(const_cast<float*>(flags.data()), {static_cast<int64_t>(flags.size())}, at::kFloat));
+  launched_ = true;
+  if (!how.hook) {
+    work_ = how.comm.all_reduce(flat_gradients_, how.op);
+    return;
+  }
+  finish_hook_ = how.hook({.bucket = index, .gradients = gradients_, .comm = how.comm, .op = how.op});
+  work_ = how.comm.all_reduce(flags_, how.op);  // exact whatever the hook loses
+}
+
+bool Bucket::wait() {
+  if (auto finish = std::exchange(finish_hook_, nullptr)) finish();
   // released(), not only wait(): whoever clips or zeroes next writes here, and peers may still read.
   work_.released();
-  const at::Tensor used = used_.to(at::kFloat);
-  const float* flag = used.const_data_ptr<float>();
+  return flags_[flags_.numel() - 1].item<float>() == 0.0F;
+}
+
+void Bucket::present() {
+  const at::Tensor flags = flags_.to(at::kFloat);
+  const float* used = flags.const_data_ptr<float>();
   for (size_t i = 0; i < slots_.size(); ++i) {
     slots_[i].reduced = true;
-    slots_[i].parameter.mutable_grad() = flag[i] > 0.0F ? slots_[i].grad_view : at::Tensor();
+    slots_[i].parameter.mutable_grad() = used[i] > 0.0F ? slots_[i].grad_view : at::Tensor();
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,14 @@ struct Slot {
   bool reduced = false;   ///< the buffer holds a sum over the ranks, not this rank's gradient
 };
 
-/// Flat gradient buffer [all slots | one used-flag per slot] and the reduction in flight on it.
+/// How buckets are reduced: all the same way.
+struct Reduction {
+  Comm comm;
+  ReduceOp op;
+  ReduceHook hook;  ///< empty: one all_reduce
+};
+
+/// Flat gradient buffer [all slots | one used-flag per slot | failed-flag] and the reduction in flight on it.
 class Bucket {
  public:
   /// Moves the parameters' storage into one flat buffer (their TensorImpl stays) and allocates the gradient buffer in
@@ -41,17 +49,25 @@ class Bucket {
   /// Makes the parameter's grad() a view of the flat buffer, copying in what autograd put elsewhere.
   void adopt_gradient(Slot& slot);
   /// Starts the reduction; slots without gradient contribute zeros and a cleared used-flag.
-  void launch(const Comm& comm, ReduceOp op);
-  /// Waits until the reduced gradients are valid and may be written; presents them as grad(), or an undefined grad() for
-  /// parameters that no rank used.
-  void complete_round();
+  void launch(const Reduction& how, int64_t index);
+  /// Takes part with zeros and a set failed-flag: this rank's backward ended with an exception. The parameters' grad()
+  /// stays as it is.
+  void launch_failed(const Reduction& how, int64_t index);
+  /// Waits until the reduced gradients are valid and may be written. False if a rank launched with its failed-flag set.
+  bool wait();
+  /// Presents the reduced gradients as grad(), or an undefined grad() for parameters that no rank used.
+  void present();
 
  private:
+  void start(const Reduction& how, int64_t index, const std::vector<float>& flags);
+
   at::Tensor flat_parameters_;  // [numel]
-  at::Tensor flat_gradients_;   // [numel + slots]
-  at::Tensor used_;             // [slots], the tail of flat_gradients_
+  at::Tensor flat_gradients_;   // [numel + slots + 1]
+  at::Tensor gradients_;        // [numel], its beginning
+  at::Tensor flags_;            // [slots + 1], its end
   std::vector<Slot> slots_;
   Work work_;
+  std::function<void()> finish_hook_;  // what completes the hook's reduction
   int64_t missing_ = 0;
   bool launched_ = false;
 };

@@ -20,16 +20,20 @@ using parallel::Slot;
 
 /// A round is one reduction of all gradients. It opens with the first gradient that lands while sync is on (or with
 /// join_without_batch) and closes in finish(). Buckets are launched in their fixed order, each when it and all before it
-/// are complete; what is missing at the end of backward contributes zeros.
+/// are complete; what is missing at the end of backward contributes zeros. The last bucket always waits for that end, and
+/// its failed-flag is the ranks' vote: if a rank's backward threw, the round counts on none.
 class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Impl> {
  public:
   Impl(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers, Comm comm, DataParallelOptions options)
-      : comm_(std::move(comm)), options_(options), buffers_(std::move(buffers)) {
+      : comm_(std::move(comm)), options_(std::move(options)), buffers_(std::move(buffers)) {
     std::unordered_set<const void*> seen;  // a tied parameter is listed once per place; it is one parameter
     std::vector<NamedTensor> all;
     for (NamedTensor& p : parameters) {
       if (seen.insert(p.tensor.unsafeGetTensorImpl()).second) all.push_back(std::move(p));
     }
+    reduction_ = {.comm = comm_,
+                  .op = options_.grad_scale == GradScale::sum ? ReduceOp::sum : ReduceOp::avg,
+                  .hook = make_hook()};
     parallel::check_same_model(all, buffers_, comm_);
     for (NamedTensor& p : all) (p.tensor.requires_grad() ? parameters_ : frozen_).push_back(std::move(p));
     // At size 1 there is nothing to reduce, and the module is left as it is unless its gradients are kept in another dtype.
@@ -59,14 +63,24 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
   void finish() {
     if (!open_) return;
     open_ = false;  // first: after a failure the round is over, whoever retries gets the group's error
-    launch_up_to(buckets_.size());
-    for (Bucket& bucket : buckets_) bucket.complete_round();
+    const bool failed_here = std::exchange(failed_, false);
+    failed_here ? launch_failed() : launch_up_to(buckets_.size());
+    bool good = true;
+    for (Bucket& bucket : buckets_) good = bucket.wait();  // the last one's vote
+    if (!good) return drop_round(failed_here);
+    for (Bucket& bucket : buckets_) bucket.present();
     synchronise_buffers();
   }
 
+  /// Closes a round that this rank's backward left with an exception, so that its peers are told. They may be waiting: every
+  /// member that communicates calls it first.
+  void settle() {
+    if (failed_) finish();
+  }
+
   void join_without_batch() {
-    if (comm_.size() == 1) return;
-    open_round();
+    if (buckets_.empty()) return;
+    if (!open_) open_round();
     finish();
   }
 
@@ -143,35 +157,58 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
   }
 
   void on_gradient(size_t b, size_t s) {
+    settle();
     Slot& slot = buckets_[b].slots()[s];
     if (!sync_) {
       buckets_[b].adopt_gradient(slot);
       return;
     }
-    if (!open_) open_round();
+    const bool first = !open_;
+    if (first) open_round();
     finish_at_backward_end();
+    if (first && options_.grad_scale == GradScale::sum) check_nothing_reduced_yet();
     buckets_[b].adopt_gradient(slot);
     buckets_[b].mark_ready(slot);
     if (!options_.overlap) return;
     size_t ready = next_;
-    while (ready < buckets_.size() && buckets_[ready].complete()) ++ready;
+    while (ready + 1 < buckets_.size() && buckets_[ready].complete()) ++ready;
     launch_up_to(ready);
     comm_.progress();
+  }
+
+  /// Shared by the callbacks that wait for the end of one round's backward. If backward throws, they are dropped unrun.
+  struct BackwardEnd {
+    std::weak_ptr<Impl> owner;
+    uint64_t round;
+    ~BackwardEnd() {
+      if (auto self = owner.lock()) self->backward_is_gone(round);
+    }
+  };
+
+  /// Nothing happens here if the round is over. Else backward threw: its gradients are dropped, so that the next backward's
+  /// land beside the flat buffers, which may be in flight. Peers are told at the next call, not in a destructor.
+  void backward_is_gone(uint64_t round) {
+    if (!open_ || round != round_) return;
+    failed_ = true;
+    zero_grad();
   }
 
   void finish_at_backward_end() {
     const int task = torch::autograd::get_current_graph_task_id();
     if (std::exchange(anchored_task_, task) == task) return;
-    autograd::at_backward_end([weak = weak_from_this()] {
-      if (auto self = weak.lock()) self->finish();
+    std::shared_ptr<BackwardEnd> end = backward_end_.lock();
+    if (!end) backward_end_ = end = std::make_shared<BackwardEnd>(weak_from_this(), round_);
+    autograd::at_backward_end([end] {
+      if (auto self = end->owner.lock()) self->finish();
     });
   }
 
   void open_round() {
-    if (options_.grad_scale == GradScale::sum) check_nothing_reduced_yet();
     open_ = true;
+    ++round_;
     next_ = 0;
     anchored_task_ = -1;
+    backward_end_.reset();
     for (Bucket& bucket : buckets_) bucket.open_round();
   }
 
@@ -187,9 +224,38 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
     }
   }
 
+  ReduceHook make_hook() const {
+    if (options_.reduce_dtype && options_.reduce_hook) {
+      throw ConfigError("both reduce_dtype and reduce_hook are given, and each says how gradients travel; leave one out");
+    }
+    const ReduceHook hook = options_.reduce_dtype ? reduce_as(*options_.reduce_dtype) : options_.reduce_hook;
+    return comm_.size() > 1 ? hook : ReduceHook();
+  }
+
   void launch_up_to(size_t end) {
-    const ReduceOp op = options_.grad_scale == GradScale::sum ? ReduceOp::sum : ReduceOp::avg;
-    for (; next_ < end; ++next_) buckets_[next_].launch(comm_, op);
+    for (; next_ < end; ++next_) buckets_[next_].launch(reduction_, static_cast<int64_t>(next_));
+  }
+
+  void launch_failed() {
+    for (; next_ < buckets_.size(); ++next_) buckets_[next_].launch_failed(reduction_, static_cast<int64_t>(next_));
+  }
+
+  /// All ranks are here. Those whose backward threw know; the others have to.
+  void drop_round(bool failed_here) {
+    const std::vector<std::string> failed = comm_.all_gather_text(failed_here ? "failed" : "");
+    if (failed_here) return;  // grad() may hold the next backward's gradients already
+    zero_grad();
+    std::vector<int> culprits;
+    for (int rank = 0; rank < comm_.size(); ++rank) {
+      if (!failed[static_cast<size_t>(rank)].empty()) culprits.push_back(comm_.world_rank(rank));
+    }
+    throw CommError({.rank = comm_.world_rank(comm_.rank()),
+                     .group = comm_.name(),
+                     .op = "backward",
+                     .sequence = round_ - 1,
+                     .peers = culprits,
+                     .cause = "backward threw there, so the gradients of this step were dropped on every rank. A program that "
+                              "catches it on all ranks may go on with the next step"});
   }
 
   void synchronise_buffers() {
@@ -210,10 +276,14 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
   DataParallelOptions options_;
   std::vector<NamedTensor> parameters_, frozen_, buffers_;
   std::vector<Bucket> buckets_;
+  parallel::Reduction reduction_;
   bool sync_ = true;
   bool open_ = false;
+  bool failed_ = false;       // backward threw while the round was open
+  uint64_t round_ = 0;        // rounds opened so far
   size_t next_ = 0;           // first bucket not launched in this round
   int anchored_task_ = -1;    // backward whose end calls finish()
+  std::weak_ptr<BackwardEnd> backward_end_;  // of this round
 };
 
 namespace {
@@ -228,12 +298,12 @@ std::vector<NamedTensor> named(const torch::OrderedDict<std::string, at::Tensor>
 
 DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers, Comm comm,
                            DataParallelOptions options)
-    : impl_(std::make_shared<Impl>(std::move(parameters), std::move(buffers), std::move(comm), options)) {
+    : impl_(std::make_shared<Impl>(std::move(parameters), std::move(buffers), std::move(comm), std::move(options))) {
   impl_->watch();
 }
 
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Comm comm, DataParallelOptions options)
-    : DataParallel(named(module->named_parameters()), named(module->named_buffers()), std::move(comm), options) {}
+    : DataParallel(named(module->named_parameters()), named(module->named_buffers()), std::move(comm), std::move(options)) {}
 
 DataParallel::~DataParallel() = default;
 DataParallel::DataParallel(DataParallel&&) noexcept = default;
@@ -241,6 +311,7 @@ DataParallel& DataParallel::operator=(DataParallel&&) noexcept = default;
 
 void DataParallel::sync(bool on) { impl_->sync(on); }
 void DataParallel::finish() { impl_->finish(); }
+void DataParallel::settle() const { impl_->settle(); }
 void DataParallel::join_without_batch() { impl_->join_without_batch(); }
 double DataParallel::clip_grad_norm(double max_norm, double norm_type) { return impl_->clip_grad_norm(max_norm, norm_type); }
 double DataParallel::grad_norm(double norm_type) { return impl_->grad_norm(norm_type); }

@@ -10,9 +10,15 @@
 
 #include "weft/comm/comm.h"
 #include "weft/layout/place.h"
+#include "weft/parallel/reduce_hook.h"
 
 namespace torch::nn {
 class Module;
+template <typename Contained>
+class ModuleHolder;
+}
+namespace torch::jit {
+struct Module;
 }
 
 namespace weft {
@@ -36,6 +42,11 @@ struct DataParallelOptions {
   BufferPolicy buffers = BufferPolicy::broadcast;
   /// Dtype in which gradients are kept and reduced; nullopt: the parameter's own. Sums are exact to fp32 in any case.
   std::optional<at::ScalarType> gradient_dtype;
+  /// Dtype in which gradients travel between the ranks (kBFloat16 halves the bytes of fp32); nullopt: as they are kept.
+  /// Sums form in fp32. See reduce_as() for the error bound.
+  std::optional<at::ScalarType> reduce_dtype;
+  /// Another way to reduce a bucket (compression of your own). Not together with reduce_dtype.
+  ReduceHook reduce_hook;
   layout::BucketLimits bucket;
   /// false: reduce everything at the end of backward (to tell whether overlap matters; same numbers).
   bool overlap = true;
@@ -52,10 +63,21 @@ struct DataParallelOptions {
 /// Errors: ConfigError at construction when ranks built different models (first difference named), a parameter is
 /// wrapped twice, or a parameter is sparse; when storage was replaced after wrapping (`to()`), at the next backward.
 /// CommError when a peer fails. Every rank calls backward the same number of times with sync on; a rank that has no
-/// batch calls join_without_batch() instead.
+/// batch, or whose forward threw, calls join_without_batch() instead.
+///
+/// If backward throws on some ranks, its gradients are dropped on all: the others' backward() of that step throws a
+/// CommError that names the ranks. It is the one CommError after which the group goes on: a program that catches on every
+/// rank continues with the next step. The ranks that threw tell the others at their next backward(), finish(),
+/// join_without_batch(), grad_norm() or global_mean(); a handler that does something else first should call finish().
 class DataParallel {
  public:
   DataParallel(std::shared_ptr<torch::nn::Module> module, Comm comm, DataParallelOptions options = {});
+  /// A TORCH_MODULE: DataParallel dp(net, world.comm()).
+  template <class Contained>
+  DataParallel(const torch::nn::ModuleHolder<Contained>& holder, Comm comm, DataParallelOptions options = {})
+      : DataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), std::move(comm), std::move(options)) {}
+  /// A TorchScript module, as torch::jit::load returns it.
+  DataParallel(const torch::jit::Module& module, Comm comm, DataParallelOptions options = {});
   /// Any holder of tensors. `buffers` take part in construction's broadcast and in BufferPolicy.
   DataParallel(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers, Comm comm,
                DataParallelOptions options = {});
@@ -86,6 +108,9 @@ class DataParallel {
   const DataParallelOptions& options() const;
 
  private:
+  friend at::Tensor global_mean(const at::Tensor&, int64_t, const DataParallel&);
+  void settle() const;
+
   class Impl;
   std::shared_ptr<Impl> impl_;
 };

@@ -22,6 +22,7 @@ at::Tensor scale_loss(const at::Tensor& loss_sum, int64_t global_valid_count, co
 }
 
 at::Tensor global_mean(const at::Tensor& loss_sum, int64_t valid_count, const DataParallel& dp) {
+  dp.settle();
   return scale_loss(loss_sum, global_count(valid_count, dp.comm()), dp);
 }
 

@@ -107,6 +107,26 @@ TEST(Construction, ASecondWrapperIsRefusedAndADestroyedOneLeavesNoTrace) {
   });
 }
 
+TEST(Construction, TakesHoldersAndTorchScriptModules) {
+  on_threads(3, [](World& world) {
+    TwoBranches holder;
+    DataParallel first(holder, world.comm());
+    holder->a(rank_row(world, 2)).sum().backward();
+    EXPECT_DOUBLE_EQ(holder->a->weight.grad()[0][0].item<double>(), 2.0);
+
+    torch::jit::Module script("script");
+    script.register_parameter("w", torch::full({2}, world.rank() + 3.0, torch::kDouble).requires_grad_(), /*is_buffer=*/false);
+    script.register_buffer("shift", torch::full({2}, world.rank() + 7.0, torch::kDouble));
+    script.define("def forward(self, x):\n    return x * self.w + self.shift\n");
+    DataParallel second(script, world.comm());
+    EXPECT_EQ(second.parameters().at(0).name, "w");
+    const at::Tensor out = script.forward({rank_row(world, 2)}).toTensor();
+    EXPECT_DOUBLE_EQ(out[0][0].item<double>(), 3.0 * (world.rank() + 1) + 7.0);
+    out.sum().backward();
+    EXPECT_DOUBLE_EQ(script.attr("w").toTensor().grad()[0].item<double>(), 2.0);
+  });
+}
+
 struct CountingHook : torch::autograd::PostAccumulateGradHook {
   explicit CountingHook(int& count) : count(count) {}
   void operator()(const at::Tensor&) override { ++count; }
