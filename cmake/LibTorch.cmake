@@ -26,14 +26,14 @@ message(STATUS "libtorch ${WEFT_TORCH_VERSION} in ${WEFT_TORCH}")
 
 # libtorch ships the headers of its own fmt, without the library: the installed fmt's must be found before them.
 find_path(WEFT_FMT_INCLUDE fmt/format.h NO_CMAKE_PACKAGE_REGISTRY)
-file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/headers_first)
-file(CREATE_LINK ${WEFT_FMT_INCLUDE}/fmt ${CMAKE_BINARY_DIR}/headers_first/fmt SYMBOLIC)
+file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/headers_first)
+file(CREATE_LINK ${WEFT_FMT_INCLUDE}/fmt ${PROJECT_BINARY_DIR}/headers_first/fmt SYMBOLIC)
 
 add_library(weft_libtorch INTERFACE)
 add_library(weft::libtorch ALIAS weft_libtorch)
 target_include_directories(weft_libtorch SYSTEM INTERFACE
-  ${CMAKE_BINARY_DIR}/headers_first ${WEFT_TORCH}/include ${WEFT_TORCH}/include/torch/csrc/api/include
-  ${CMAKE_SOURCE_DIR}/cmake/gloo_headers)
+  ${PROJECT_BINARY_DIR}/headers_first ${WEFT_TORCH}/include ${WEFT_TORCH}/include/torch/csrc/api/include
+  ${PROJECT_SOURCE_DIR}/cmake/gloo_headers)
 # NDEBUG always: the library was built with it, and class layouts differ without (RecordFunction::inputs).
 target_compile_definitions(weft_libtorch INTERFACE USE_DISTRIBUTED USE_C10D USE_C10D_GLOO NDEBUG)
 target_link_libraries(weft_libtorch INTERFACE ${WEFT_TORCH}/lib/libtorch_cpu.so ${WEFT_TORCH}/lib/libc10.so)
