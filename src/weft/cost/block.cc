@@ -46,7 +46,7 @@ void add_linear(BlockWork& work, double tokens, double out, double in, const Con
   work.input.gemm += gemm_time({tokens, in, out, batch}, context.rates, low);
   // Accumulation in fp32 reads and writes 4 bytes each.
   if (trainable && !context.software->frozen_base) {
-    work.weight.gemm += gemm_time({out, in, tokens, batch}, context.rates, low, context.software->fp32_gradients ? 8.0 : 4.0);
+    work.weight.gemm += gemm_time({out, in, tokens, batch}, context.rates, low, context.software->gradients == Software::Gradients::fp32 ? 8.0 : 4.0);
     work.weight.launches += 1;
   }
   work.forward.launches += 1;
@@ -226,7 +226,13 @@ void add_tensor_parallel(BlockWork& work, double hidden, bool dense, const Conte
 void add_recompute(BlockWork& work, const Context& context) {
   switch (context.layout->recompute) {
     case layout::Recompute::full: work.recompute = work.forward; break;
-    case layout::Recompute::half: work.recompute = 0.5 * work.forward; break;
+    case layout::Recompute::half:
+      // Attention and every second product are kept, elementwise kernels run again (see kept_bytes).
+      work.recompute = work.forward;
+      work.recompute.attention = 0;
+      work.recompute.gemm *= 0.5;
+      work.recompute.tp *= 0.5;
+      break;
     default: break;
   }
 }
@@ -287,8 +293,9 @@ BlockWork head_work(double hidden, double vocab, const Context& context) {
   add_linear(work, context.tokens, columns, hidden, wide);
   // Fused: one pass forward, one in place backward. Otherwise an fp32 copy, maximum, exponential, sum, gradient, cast.
   const double elements = context.tokens * columns;
-  work.forward.memory += stream_time(elements * (context.software->fused_loss ? 4 : 14), context.rates);
-  work.input.memory += stream_time(elements * (context.software->fused_loss ? 4 : 14), context.rates);
+  const bool fused = context.software->loss == Software::Loss::in_place || context.software->loss == Software::Loss::compiled;
+  work.forward.memory += stream_time(elements * (fused ? 4 : 14), context.rates);
+  work.input.memory += stream_time(elements * (fused ? 4 : 14), context.rates);
   if (context.tp.ranks > 1) {
     work.forward.tp += 3 * all_reduce_time(4 * context.tokens, context.tp) + all_gather_time(2 * context.tokens * hidden, context.tp);
     work.input.tp += all_gather_time(2 * context.tokens * hidden, context.tp);

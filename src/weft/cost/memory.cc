@@ -61,6 +61,25 @@ double mlp_bytes(const model::MlpSpec& mlp, double rows, double ffn, bool low_pr
   return saved * rows * ffn;
 }
 
+/// Operation-level recompute (torch "selective"): attention's output and every second matrix product are kept, that is Q, V,
+/// the gate and the output of the MLP; keys, the projection after attention, the up product and all elementwise results are
+/// computed again.
+double selected_bytes(const model::BlockSpec& block, double hidden, const ActivationShape& shape) {
+  const model::AttentionSpec& attention = block.attention;
+  const double heads = static_cast<double>(attention.heads) / shape.tp, outer = shape.sequence_parallel ? shape.tp : 1;
+  double query = heads * static_cast<double>(attention.head_dim), value = query;
+  double kv = std::max(1.0, static_cast<double>(attention.kv_heads) / shape.tp) * static_cast<double>(attention.head_dim);
+  if (attention.latent) {
+    query = heads * static_cast<double>(attention.latent->qk_nope_dim + attention.latent->qk_rope_dim);
+    value = kv = heads * static_cast<double>(attention.latent->v_dim);
+  }
+  const double core = 2 * shape.tokens * (query + kv + value) + 4 * shape.tokens * heads;
+  if (!block.moe) return core + 2 * shape.tokens * (static_cast<double>(block.mlp.ffn) / shape.tp + hidden / outer);
+  const model::MoeSpec& moe = *block.moe;
+  const double rows = shape.tokens / shape.tp * static_cast<double>(moe.top_k) * shape.etp * shape.imbalance;
+  return core + 2 * rows * (static_cast<double>(moe.expert_ffn) / shape.etp + hidden) + 2 * shape.tokens * static_cast<double>(moe.shared_ffn) / shape.tp;
+}
+
 }  // namespace
 
 BlockBytes block_bytes(const model::BlockSpec& block, double hidden, bool layer_norm, const ActivationShape& shape, const machine::Software& software) {
@@ -86,13 +105,12 @@ BlockBytes block_bytes(const model::BlockSpec& block, double hidden, bool layer_
   return bytes;
 }
 
-double kept_bytes(const BlockBytes& bytes, double hidden, const ActivationShape& shape, layout::Recompute recompute, bool flash) {
+double kept_bytes(const model::BlockSpec& block, const BlockBytes& bytes, double hidden, const ActivationShape& shape, layout::Recompute recompute, bool flash) {
   const double input = 2 * shape.tokens * hidden / (shape.sequence_parallel ? shape.tp : 1);
   switch (recompute) {
     case layout::Recompute::none: return bytes.total();
     case layout::Recompute::full: return input;
-    // Products and attention stay, elementwise results are computed again: no eager copy survives.
-    case layout::Recompute::half: return 0.5 * (bytes.total() - bytes.copies + input);
+    case layout::Recompute::half: return std::min(bytes.total(), input + selected_bytes(block, hidden, shape));
     case layout::Recompute::attention: break;
   }
   if (flash) return bytes.total();
@@ -106,9 +124,10 @@ double in_flight(const std::string& schedule, int64_t pp, int64_t chunks, int64_
   const double m = static_cast<double>(micro_batches);
   const int64_t depth = pp - stage;
   if (schedule == "gpipe") return m;
-  if (schedule == "zb-h2") return std::min(m, static_cast<double>(2 * pp - 1 - 2 * stage));
-  if (schedule == "zb-v") return std::min(m, static_cast<double>(pp));
-  if (schedule != "1f1b" && schedule != "zb-h1" && schedule != "interleaved")
+  // Counted up to W, which zero-bubble schedules put off: every stage reaches the bound.
+  if (schedule == "zb-h2") return std::min(m, static_cast<double>(2 * pp - 1));
+  if (schedule == "zb-v" || schedule == "zb-h1") return std::min(m, static_cast<double>(pp));
+  if (schedule != "1f1b" && schedule != "interleaved")
     throw ConfigError("schedule \"" + schedule + "\" is not known; use gpipe, 1f1b, interleaved, zb-h1, zb-h2 or zb-v");
   if (chunks <= 1) return std::min(m, static_cast<double>(depth));
   const double v = static_cast<double>(chunks);

@@ -54,7 +54,7 @@ struct ActivationShape {
 BlockBytes block_bytes(const model::BlockSpec& block, double hidden, bool layer_norm, const ActivationShape& shape, const machine::Software& software);
 
 /// What stays of a block's activations until its backward under `recompute`.
-double kept_bytes(const BlockBytes& bytes, double hidden, const ActivationShape& shape, layout::Recompute recompute, bool flash);
+double kept_bytes(const model::BlockSpec& block, const BlockBytes& bytes, double hidden, const ActivationShape& shape, layout::Recompute recompute, bool flash);
 
 /// Micro-batches (in units of a rank's whole share of layers) that stage `stage` holds at the end of the warm-up.
 /// Schedules: gpipe, 1f1b (interleaved with chunks > 1), zb-h1, zb-h2, zb-v.

@@ -28,7 +28,8 @@ const std::vector<TunedConstant>& tuned_constants() {
       {"expert_imbalance", &Tuning::expert_imbalance, "", "rows of the fullest expert rank over the mean", "forced-balance runs leave rounding; fitted: bridge expert rows"},
       {"dispatch_share", &Tuning::dispatch_share, "", "expert exchange over the plain all-to-all", "plain all-to-all assumed; reports of 61-90 GB/s of 50-450 bracket it"},
       {"context_gib", &Tuning::context_gib, "GiB", "device context and workspaces", "device context with lazy loading 0.25-0.5 GB plus workspaces (public reports)"},
-      {"reserve_share", &Tuning::reserve_share, "", "allocator cache over live tensors", "allocator fragmentation 5-10% usual; simumax reserved over allocated 1.04-1.07"},
+      {"reserve_share", &Tuning::reserve_share, "", "allocator cache over live tensors", "allocator fragmentation 5-10% usual; simumax reserved over allocated 1.04-1.08, titan compiled runs"},
+      {"dynamic_reserve_share", &Tuning::dynamic_reserve_share, "", "the same for eager kernels and older allocators", "titan eager over compiled runs 1.07; bloom device totals"},
       {"fit_sigma", &Tuning::fit_sigma, "", "relative deviation of the memory estimate", "residuals of simumax and titan memory rows"},
   };
   return kTable;

@@ -31,7 +31,8 @@ struct Tuning {
   double dispatch_share = 1.6;
   // Memory.
   double context_gib = 0.6;
-  double reserve_share = 0.05;
+  double reserve_share = 0.06;
+  double dynamic_reserve_share = 0.15;
   double fit_sigma = 0.05;
 };
 

@@ -24,6 +24,12 @@ struct Machine {
 struct Software {
   enum class Kernels { eager, fused };          ///< eager: one kernel per tensor operation; fused: compiler or hand-written
   enum class Attention { unfused, flash };      ///< unfused: scores in memory
+  /// Bytes per logit at the peak. separate: fp32 copy, log-softmax, gradient (12); split: torch's vocabulary-parallel form of
+  /// the same, one temporary more (16); in_place: 16-bit logits and the fp32 softmax that becomes the gradient (6);
+  /// compiled: 16-bit logits and gradient (4).
+  enum class Loss { separate, split, in_place, compiled };
+  /// fp32: accumulated and reduced in fp32; mixed: 16 bit on the wire beside an fp32 accumulator; half: 16 bit throughout.
+  enum class Gradients { fp32, mixed, half };
   Kernels kernels = Kernels::fused;
   Attention attention = Attention::flash;
   bool matched_attention = true;  ///< the attention kernel is written for this generation (FlashAttention-3, cuDNN) or an older one
@@ -32,9 +38,10 @@ struct Software {
   bool whole_sends = false;       ///< every tensor-parallel rank sends the whole activation (DeepSpeed's pipeline)
   bool overlap_dp = true;         ///< gradient reduction under the backward, parameter gather under the forward
   bool overlap_gather = true;     ///< the parameter gather of ZeRO-1 hides under the next forward (Megatron); DeepSpeed's follows the step
-  bool fused_loss = false;        ///< cross entropy in place, without an fp32 copy of the logits
+  Loss loss = Loss::separate;
   bool low_precision_saved = true; ///< fp8 products keep their fp8 inputs for the backward instead of 16-bit ones
-  bool fp32_gradients = true;     ///< gradients are accumulated and reduced in fp32
+  Gradients gradients = Gradients::fp32;
+  bool static_allocation = true;  ///< few, equal tensor sizes (fused kernels, expandable segments): the allocator fragments little
   bool frozen_base = false;       ///< adapters only: no weight gradients, no optimizer for the base model
   bool dropout = false;
   bool python_checkpoint = false; ///< recompute through a Python autograd function that saves and restores random state

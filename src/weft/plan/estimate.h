@@ -25,6 +25,8 @@ struct Memory {
   double allocated() const { return weights + gradients + optimizer + activations + logits + transient; }
   double reserved() const { return allocated() + reserve; }
   double device() const { return reserved() + context; }
+  /// What must fit: before it fails, the allocator gives its cache back, all but the holes in use (about half).
+  double needed() const { return allocated() + 0.5 * reserve + context; }
 };
 
 /// Seconds of one step by term. The terms add up to `step`.

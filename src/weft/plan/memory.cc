@@ -58,7 +58,7 @@ KindShare kind_share(const ModelSummary::Kind& kind, const Job& job, const cost:
   KindShare share;
   share.dense = kind.dense_parameters / static_cast<double>(layout.tp) + kind.replicated;
   share.expert = kind.expert_parameters / static_cast<double>(layout.ep * layout.etp);
-  share.kept = cost::kept_bytes(bytes, job.model.hidden, shape, layout.recompute, flash);
+  share.kept = cost::kept_bytes(kind.block, bytes, job.model.hidden, shape, layout.recompute, flash);
   share.block = bytes.total();
   share.matrix = fc1_parameters(kind.block, job.model.hidden, layout);
   share.backward = 2.0 / 3 * (bytes.mlp + bytes.experts) + 2 * shape.tokens * job.model.hidden;
@@ -103,11 +103,11 @@ Shares shares_of(const Job& job, const cost::ActivationShape& shape) {
 /// Weights 16 bit and fp32 gradients (Megatron); FSDP keeps fp32 parameters and gathers 16-bit copies.
 cost::StateBytes state_bytes(const Job& job) {
   cost::StateBytes state;
-  state.gradient = job.software.fp32_gradients ? 4 : 2;
-  // bf16 gradients on the wire still need an fp32 accumulator beside them.
-  if (!job.software.fp32_gradients && job.precision == machine::Precision::bf16) state.gradient = 2 + 4;
+  using Gradients = machine::Software::Gradients;
+  // mixed: 16-bit gradients beside their fp32 accumulator.
+  state.gradient = job.software.gradients == Gradients::fp32 ? 4 : job.software.gradients == Gradients::half ? 2 : 2 + 4;
   // fp16 keeps fp16 gradients and unscaled fp32 copies of them beside the master weights and moments.
-  if (job.precision == machine::Precision::fp16) state.optimizer = 16;
+  if (job.precision == machine::Precision::fp16) state.gradient = 2, state.optimizer = 16;
   if (job.layout.zero == 3) return {4, 4, 8};
   return state;
 }
@@ -128,6 +128,12 @@ void fill_states(Memory& memory, const Job& job, const StageShare& stage) {
   memory.optimizer = share(state.optimizer, 1);
 }
 
+/// Bytes per logit alive at once in the loss; see Software::Loss.
+double loss_bytes(machine::Software::Loss loss) {
+  constexpr double kBytes[] = {12, 16, 6, 4};
+  return kBytes[static_cast<int>(loss)];
+}
+
 /// Peak of one stage: the larger of the loss (last stage) and the backward of the last block.
 Memory stage_peak(const Job& job, const cost::Tuning& tuning, const cost::ActivationShape& shape, const Shares& shares, int64_t index) {
   const layout::Layout& layout = job.layout;
@@ -143,14 +149,13 @@ Memory stage_peak(const Job& job, const cost::Tuning& tuning, const cost::Activa
 
   double backward = stage.backward;
   if (layout.recompute != layout::Recompute::none && layout.recompute != layout::Recompute::attention) backward += stage.largest_block;
-  if (job.software.fp32_gradients && !job.software.frozen_base && layout.zero < 3) backward += 4 * stage.largest_matrix;
+  if (job.software.gradients == machine::Software::Gradients::fp32 && !job.software.frozen_base && layout.zero < 3) backward += 4 * stage.largest_matrix;
   if (layout.zero == 3) backward += (2 * 2 + 2 + 4) * stage.largest_unit;  // two units gathered, one whole gradient and its fp32 copy
   double loss = 0;
   if (last) {
     const double elements = shape.tokens * job.model.vocab / tp;
     const double head = 2 * shares.head;
-    // Fused: 16-bit logits and the fp32 softmax that becomes the gradient; otherwise an fp32 copy and a separate gradient too.
-    loss = (job.software.fused_loss ? 6 : 12) * elements + 3 * 2 * shape.tokens * job.model.hidden;
+    loss = loss_bytes(job.software.loss) * elements + 3 * 2 * shape.tokens * job.model.hidden;
     loss += head;  // the head's weight gradient; under FSDP the gathered head as well
     if (layout.zero == 3) loss += head;
     // Its weight gradient and the logits' gradient are still alive when the last block's backward starts.
@@ -158,7 +163,7 @@ Memory stage_peak(const Job& job, const cost::Tuning& tuning, const cost::Activa
     memory.logits = loss > backward ? loss : 0;
   }
   memory.transient = std::max(loss, backward) - memory.logits;
-  memory.reserve = memory.allocated() * tuning.reserve_share;
+  memory.reserve = memory.allocated() * (job.software.static_allocation ? tuning.reserve_share : tuning.dynamic_reserve_share);
   memory.context = tuning.context_gib * kGiB;
   int communicators = 0;
   for (const int64_t degree : {layout.tp, layout.cp, layout.dp, layout.pp, layout.ep}) communicators += degree > 1;
@@ -177,7 +182,7 @@ std::vector<Memory> stage_memory(const Job& job, const cost::Tuning& tuning) {
   std::vector<Memory> stages;
   for (int64_t index = 0; index < job.layout.pp; ++index) {
     stages.push_back(stage_peak(job, tuning, shape, shares, index));
-    stages.back().fit_probability = fit_probability(stages.back().device(), job.machine.device.memory_gib * kGiB, tuning.fit_sigma);
+    stages.back().fit_probability = fit_probability(stages.back().needed(), job.machine.device.memory_gib * kGiB, tuning.fit_sigma);
   }
   return stages;
 }

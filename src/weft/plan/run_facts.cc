@@ -14,6 +14,17 @@ bool has(const std::string& text, const char* word) { return text.find(word) != 
 
 /// First year in which training stacks overlapped data- and pipeline-parallel communication by default and used flash kernels.
 constexpr double kModernYear = 2023;
+/// First year in which PyTorch trainers compiled the loss together with the model.
+constexpr double kCompiledLossYear = 2025;
+
+/// NeMo, Megatron-Bridge and the benchmark recipes made of them.
+bool is_nemo(const RunRow& row) {
+  const std::string source = lower_case(row.text("source"));
+  if (has(source, "automodel") || has(source, "maxtext") || has(source, "jax")) return false;
+  for (const char* name : {"dgxc", "nvidia nemo", "nvidia-nemo", "_nemo", "megatron-bridge"})
+    if (has(source, name)) return true;
+  return false;
+}
 
 }  // namespace
 
@@ -54,8 +65,12 @@ machine::Software software_of_run(const RunRow& row, const machine::Machine& mac
   const std::string precision = lower_case(row.text("precision"));
   const bool modern = row.number("year", kModernYear) >= kModernYear && attention != "no";
   const bool fsdp = has(strategy, "fsdp") || has(strategy, "zero-3");
-  software.attention = modern ? Software::Attention::flash : Software::Attention::unfused;
-  software.fp32_gradients = precision != "fp16";
+  // Transformer Engine and PyTorch choose a flash kernel by themselves; Megatron-LM before Hopper has to be asked for one.
+  const bool flash = modern && (!attention.empty() || fsdp || machine.device.generation != 8 || !is_gpt(row));
+  software.attention = flash ? Software::Attention::flash : Software::Attention::unfused;
+  if (precision == "fp16") software.gradients = Software::Gradients::mixed;
+  // NeMo's and Megatron-Bridge's recipes accumulate and reduce gradients in bf16.
+  if (is_nemo(row) && !fsdp) software.gradients = Software::Gradients::half;
   // PyTorch stacks (FSDP, DeepSpeed's ZeRO) run eager kernels unless a compiler or fused layers are named; Megatron and JAX
   // stacks are fused.
   const bool zero1 = has(strategy, "zero-1") && !has(strategy, "distributed optimizer");
@@ -63,7 +78,7 @@ machine::Software software_of_run(const RunRow& row, const machine::Machine& mac
   software.kernels = has(notes, "eager") || ((fsdp || zero1) && modern && !named_fusion) ? Software::Kernels::eager : Software::Kernels::fused;
   // Triton kernels and FlashAttention-2 were written for Ampere: on Hopper they are a generation behind.
   software.matched_attention = !(machine.device.generation == 9 && (has(attention, "triton") || has(attention, "sdpa")));
-  software.dropout = !modern;
+  software.dropout = !flash;
   software.overlap_dp = modern;
   software.overlap_pp = modern;
   software.whole_sends = !modern && has(strategy, "zero");  // ZeRO with a pipeline of that time is DeepSpeed's
@@ -71,12 +86,17 @@ machine::Software software_of_run(const RunRow& row, const machine::Machine& mac
     // ZeRO-1 by that name is DeepSpeed's or its descendants': gradients travel in the training precision, and the gather
     // follows the optimizer step.
     software.overlap_gather = false;
-    software.fp32_gradients = false;
+    software.gradients = modern ? Software::Gradients::half : Software::Gradients::mixed;
   }
   software.overlap_tp = modern && !fsdp;
   if (has(notes, "no tp-comm")) software.overlap_tp = false, software.overlap_pp = false;
   if (has(notes, "async tp") || has(notes, "asynctp")) software.overlap_tp = true;
-  software.fused_loss = has(notes, "fused cross entropy") || (precision == "fp8" && !fsdp);
+  const bool compiled = has(notes, "compile");
+  software.static_allocation = modern && software.kernels == Software::Kernels::fused;
+  const bool foundry = has(lower_case(row.text("source")), "llm-foundry");  // fused cross entropy is its default
+  if (has(notes, "fused cross entropy") || foundry || ((precision == "fp8" || precision == "fp4") && !fsdp)) software.loss = Software::Loss::in_place;
+  else if (compiled && row.number("year", kModernYear) >= kCompiledLossYear) software.loss = Software::Loss::compiled;
+  else if (fsdp && row.integer("tp", 1) > 1) software.loss = Software::Loss::split;
   software.low_precision_saved = !fsdp;  // Transformer Engine saves fp8 inputs; torch casts again in the backward
   software.python_checkpoint = lower_case(row.text("recompute")) == "full" && !fsdp;
   software.frozen_base = row.text("kind") == "lora";
@@ -90,7 +110,7 @@ void fill_strategy(const RunRow& row, const machine::Software& software, layout:
   if (fsdp || has(strategy, "zero-3")) layout.zero = 3;
   else if (has(strategy, "zero-2") || has(strategy, "shard_grad_op")) layout.zero = 2;
   else if (has(strategy, "zero-1") || lower_case(row.text("distributed_optimizer")) == "yes") layout.zero = 1;
-  else if (strategy.empty() && software.overlap_dp) {
+  else if ((strategy.empty() || strategy == "none") && software.overlap_dp) {  // "none" answers whether FSDP is used
     layout.zero = 1;
     assumptions.push_back("zero 1");
   }
@@ -109,6 +129,7 @@ void fill_strategy(const RunRow& row, const machine::Software& software, layout:
   layout.sequence_parallel = layout.tp > 1 && (sequence == "yes" || (sequence.empty() && software.overlap_dp));
   if (layout.tp > 1 && sequence.empty()) assumptions.push_back(layout.sequence_parallel ? "sequence parallel" : "no sequence parallel");
   const std::string notes = lower_case(row.text("notes"));
+  if (has(notes, "1f1b-i") && row.text("vpp").empty()) layout.chunks = (row.integer("layers") + layout.pp - 1) / layout.pp;
   const bool states_schedule = has(notes, "schedule") || has(notes, "1f1b") || has(notes, "zb-") || !software.overlap_pp;
   const int64_t per_stage = row.integer("layers") / layout.pp;
   if (layout.pp > 1 && row.text("vpp").empty() && !states_schedule && row.integer("layers") % layout.pp == 0 && per_stage % 2 == 0) {

@@ -220,6 +220,23 @@ Job job_of_run(const RunRow& row, std::vector<std::string>& assumptions) {
   return job;
 }
 
+namespace {
+
+/// A row that is silent about recompute may have used any, or offloading that hides: its memory is that of the mildest
+/// recompute that fits. Its time is taken without, because what hides best is what tuned runs choose.
+Memory unstated_memory(Job job, const cost::Tuning& tuning, std::vector<std::string>& assumptions) {
+  Memory memory;
+  for (const layout::Recompute recompute : {layout::Recompute::none, layout::Recompute::half, layout::Recompute::full}) {
+    job.layout.recompute = recompute;
+    memory = peak_memory(job, tuning);
+    if (memory.fit_probability >= 0.5) break;
+  }
+  if (job.layout.recompute != layout::Recompute::none) assumptions.push_back(fmt::format("memory with recompute {}", layout::recompute_name(job.layout.recompute)));
+  return memory;
+}
+
+}  // namespace
+
 RunPrediction predict_run(const RunRow& row, const cost::Tuning& tuning) {
   RunPrediction out;
   out.id = row.text("id");
@@ -229,7 +246,7 @@ RunPrediction predict_run(const RunRow& row, const cost::Tuning& tuning) {
     const Estimate estimated = estimate(job, tuning);
     out.step_time_s = estimated.time.step;
     const std::string kind = row.text("mem_kind");
-    const Memory& memory = estimated.memory;
+    const Memory memory = row.text("recompute").empty() ? unstated_memory(job, tuning, assumptions) : estimated.memory;
     const double bytes = kind == "device" ? memory.device() : kind == "reserved" ? memory.reserved() : kind == "analytic" ? analytic_bytes(job) : memory.allocated();
     out.peak_mem_gib = bytes / kGiB;
     out.p_fit = kind == "analytic" ? fit_probability(bytes, job.machine.device.memory_gib * kGiB, tuning.fit_sigma) : memory.fit_probability;

@@ -138,7 +138,7 @@ double send_seconds(const Job& job, const Context& context, const cost::Tuning& 
 }
 
 /// Bytes per gradient element on the wire.
-double gradient_bytes(const Job& job) { return job.software.fp32_gradients ? 4 : 2; }
+double gradient_bytes(const Job& job) { return job.software.gradients == machine::Software::Gradients::fp32 ? 4 : 2; }
 
 /// Megatron's rule: 40 million parameters, or a million per rank so that large rings do not pay latency alone.
 double bucket_count(double parameters, int64_t ranks) { return std::max(1.0, std::round(parameters / std::max(40e6, 1e6 * static_cast<double>(ranks)))); }

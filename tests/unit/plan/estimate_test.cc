@@ -62,7 +62,7 @@ TEST(Memory, MeasuredTensorParallelRuns) {
   for (const Row& row : {Row{1, 2, 4, 66.55}, Row{2, 1, 4, 60.68}, Row{4, 1, 2, 39.07}, Row{8, 1, 1, 28.29}}) {
     Job job = job_of("llama3-70b", "b200", layout_of(row.tp, row.pp, row.dp, 4 * row.dp), 4096);
     job.model = ModelSummary::of(spec, 4096);
-    job.software.fused_loss = true;
+    job.software.loss = machine::Software::Loss::in_place;
     EXPECT_NEAR(peak_memory(job, {}).allocated() / kGiB / row.gib, 1, 0.01) << "tp " << row.tp;
   }
 }
