@@ -54,6 +54,21 @@ void apply_sizes(const ModelConfig& model, model::ModelSpec& spec) {
   if (model.init_std > 0) spec.init_std = model.init_std;
 }
 
+/// Far beyond any model, and small enough that bytes and FLOPs stay within 63 bits.
+constexpr double kMostParameters = 1e15;
+
+/// In floating point, so that it is right to a few percent where the exact count would overflow.
+double approximate_parameters(const model::ModelSpec& spec) {
+  const auto hidden = static_cast<double>(spec.hidden);
+  double total = 2.0 * static_cast<double>(spec.vocab) * hidden;
+  for (const model::BlockSpec& block : spec.blocks) {
+    const auto& a = block.attention;
+    const double heads = 2.0 * static_cast<double>(a.heads) + 2.0 * static_cast<double>(a.kv_heads);
+    total += hidden * (heads * static_cast<double>(a.head_dim) + 3.0 * static_cast<double>(block.mlp.ffn));
+  }
+  return total;
+}
+
 void check_sizes(const RunConfig& config, const model::ModelSpec& spec, int64_t data_vocab, Findings& findings) {
   auto need = [&](const char* key, int64_t value) {
     if (value < 1) findings.add(key, "missing, and no preset gives it", fmt::format("set {} or model.preset", key));
@@ -79,6 +94,11 @@ void check_sizes(const RunConfig& config, const model::ModelSpec& spec, int64_t 
     findings.add("data.seq", fmt::format("{} tokens exceed the model's context of {}", config.data.seq, spec.context),
                  "set model.context");
   }
+  const double parameters = approximate_parameters(spec);
+  if (parameters > kMostParameters) {
+    findings.add("model", fmt::format("about {:.1e} parameters; the largest model that is handled has {:.0e}", parameters, kMostParameters),
+                 "check model.hidden, model.ffn, model.layers and model.vocab");
+  }
   if (data_vocab > spec.vocab) {
     findings.add("model.vocab", fmt::format("{} is less than the data's vocabulary of {}", spec.vocab, data_vocab),
                  "leave it out to take the data's");
@@ -93,6 +113,12 @@ void check(const RunConfig& config, Findings& findings) {
   if (config.schedule.warmup > config.train.steps) {
     findings.add("schedule.warmup", fmt::format("{} steps of warm-up in a run of train.steps = {}",
                                                 config.schedule.warmup, config.train.steps));
+  }
+  constexpr double kMostTokensPerStep = 1e9;  // an order above the largest published batch
+  const double tokens = static_cast<double>(config.train.global_batch) * static_cast<double>(config.data.seq);
+  if (tokens > kMostTokensPerStep) {
+    findings.add("train.global_batch", fmt::format("{} samples of data.seq = {} tokens are {:.1e} tokens per step; at most {:.0e}",
+                                                   config.train.global_batch, config.data.seq, tokens, kMostTokensPerStep));
   }
   if (config.train.micro_batch > config.train.global_batch) {
     findings.add("train.micro_batch", fmt::format("{} is more than train.global_batch = {}", config.train.micro_batch,

@@ -9,6 +9,11 @@
 namespace weft::config {
 namespace {
 
+/// Limits that no real run meets. They keep products of sizes within 63 bits and make a slip of the keyboard an error
+/// instead of an hour of allocation.
+constexpr double kMostLayers = 1e4, kMostHeads = 1e5, kMostWidth = 1e7, kMostTokens = 1e9, kMostBatch = 1e9, kMostSteps = 1e9;
+constexpr double kMostThreads = 1024;
+
 Rule any() {
   return {};
 }
@@ -31,14 +36,14 @@ std::vector<Field> make_fields() {
   return {
     {"model.preset", "a model by name, for instance gpt2 or llama3-8b; \"\" = the sizes below. With a preset, sizes that are not 0 replace its own", any(), [](C& c) { return &c.model.preset; }},
     {"model.family", "without a preset: llama (RMSNorm, rotary positions, SwiGLU) or gpt2 (LayerNorm, learned positions, GELU, biases)", one_of({"llama", "gpt2"}), [](C& c) { return &c.model.family; }},
-    {"model.layers", "transformer blocks; 0 = the preset's", at_least(0), [](C& c) { return &c.model.layers; }},
-    {"model.hidden", "width of the residual stream; 0 = the preset's", at_least(0), [](C& c) { return &c.model.hidden; }},
-    {"model.heads", "attention heads; 0 = the preset's", at_least(0), [](C& c) { return &c.model.heads; }},
-    {"model.kv_heads", "heads of keys and values; 0 = the preset's, or as many as heads", at_least(0), [](C& c) { return &c.model.kv_heads; }},
-    {"model.head_dim", "width of a head; 0 = the preset's, or hidden / heads", at_least(0), [](C& c) { return &c.model.head_dim; }},
-    {"model.ffn", "inner width of the MLP; 0 = the preset's, or 4 hidden (gpt2), or 8/3 hidden rounded up to a multiple of 32 (llama)", at_least(0), [](C& c) { return &c.model.ffn; }},
-    {"model.vocab", "size of the vocabulary; 0 = the training data's. A preset's is used only when the data does not say one", at_least(0), [](C& c) { return &c.model.vocab; }},
-    {"model.context", "longest sequence the model can take; 0 = the preset's, or data.seq", at_least(0), [](C& c) { return &c.model.context; }},
+    {"model.layers", "transformer blocks; 0 = the preset's", between(0, kMostLayers), [](C& c) { return &c.model.layers; }},
+    {"model.hidden", "width of the residual stream; 0 = the preset's", between(0, kMostWidth), [](C& c) { return &c.model.hidden; }},
+    {"model.heads", "attention heads; 0 = the preset's", between(0, kMostHeads), [](C& c) { return &c.model.heads; }},
+    {"model.kv_heads", "heads of keys and values; 0 = the preset's, or as many as heads", between(0, kMostHeads), [](C& c) { return &c.model.kv_heads; }},
+    {"model.head_dim", "width of a head; 0 = the preset's, or hidden / heads", between(0, kMostWidth), [](C& c) { return &c.model.head_dim; }},
+    {"model.ffn", "inner width of the MLP; 0 = the preset's, or 4 hidden (gpt2), or 8/3 hidden rounded up to a multiple of 32 (llama)", between(0, kMostWidth), [](C& c) { return &c.model.ffn; }},
+    {"model.vocab", "size of the vocabulary; 0 = the training data's. A preset's is used only when the data does not say one", between(0, kMostTokens), [](C& c) { return &c.model.vocab; }},
+    {"model.context", "longest sequence the model can take; 0 = the preset's, or data.seq", between(0, kMostTokens), [](C& c) { return &c.model.context; }},
     {"model.tied_head", "whether the output projection is the embedding: yes, no, or auto = the preset's, or the family's habit (gpt2 yes, llama no)", one_of({"auto", "yes", "no"}), [](C& c) { return &c.model.tied_head; }},
     {"model.rope_theta", "base of the rotary angles; 0 = the preset's, or 10000", at_least(0), [](C& c) { return &c.model.rope_theta; }},
     {"model.init_std", "standard deviation of the initial weights (output projections of blocks: divided by sqrt(2 layers)); 0 = the preset's, or 0.02", at_least(0), [](C& c) { return &c.model.init_std; }},
@@ -47,17 +52,17 @@ std::vector<Field> make_fields() {
     {"data.train", "token file to train on, made by `weft data prepare` (required)", any(), [](C& c) { return &c.data.train; }},
     {"data.val", "token file for the validation loss; \"\" = none", any(), [](C& c) { return &c.data.val; }},
     {"data.format", "weft, or raw-u16: bare little-endian 16-bit ids as nanoGPT writes them", one_of({"weft", "raw-u16"}), [](C& c) { return &c.data.format; }},
-    {"data.seq", "tokens per sample. Samples are consecutive windows: every token is a target once per epoch", at_least(1), [](C& c) { return &c.data.seq; }},
+    {"data.seq", "tokens per sample. Samples are consecutive windows: every token is a target once per epoch", between(1, kMostTokens), [](C& c) { return &c.data.seq; }},
     {"data.shuffle", "order of samples: a new permutation each epoch, from train.seed; false = file order", any(), [](C& c) { return &c.data.shuffle; }},
 
-    {"train.steps", "optimizer updates", at_least(1), [](C& c) { return &c.train.steps; }},
-    {"train.global_batch", "samples per update over all ranks; what each rank accumulates follows from it", at_least(1), [](C& c) { return &c.train.global_batch; }},
-    {"train.micro_batch", "most samples in one forward pass of a rank; 0 = the rank's whole share of the global batch", at_least(0), [](C& c) { return &c.train.micro_batch; }},
+    {"train.steps", "optimizer updates", between(1, kMostSteps), [](C& c) { return &c.train.steps; }},
+    {"train.global_batch", "samples per update over all ranks; what each rank accumulates follows from it", between(1, kMostBatch), [](C& c) { return &c.train.global_batch; }},
+    {"train.micro_batch", "most samples in one forward pass of a rank; 0 = the rank's whole share of the global batch", between(0, kMostBatch), [](C& c) { return &c.train.micro_batch; }},
     {"train.seed", "fixes initial weights and data order, whatever the number of ranks", at_least(0), [](C& c) { return &c.train.seed; }},
     {"train.dtype", "fp64, fp32, or bf16: weights and activations in bf16, master weights and optimizer state in fp32", one_of({"fp64", "fp32", "bf16"}), [](C& c) { return &c.train.dtype; }},
-    {"train.eval_every", "steps between validations; 0 = only after the last step", at_least(0), [](C& c) { return &c.train.eval_every; }},
+    {"train.eval_every", "steps between validations; 0 = only after the last step", between(0, kMostSteps), [](C& c) { return &c.train.eval_every; }},
     {"train.eval_samples", "validation samples used during training, spread evenly over the file; 0 = all. The last validation uses all", at_least(0), [](C& c) { return &c.train.eval_samples; }},
-    {"train.threads", "threads per rank for tensor kernels; 0 = the machine's cores / ranks on it", at_least(0), [](C& c) { return &c.train.threads; }},
+    {"train.threads", "threads per rank for tensor kernels; 0 = the machine's cores / ranks on it, fewer for models too small to share", between(0, kMostThreads), [](C& c) { return &c.train.threads; }},
 
     {"optimizer.name", "adamw or sgd", one_of({"adamw", "sgd"}), [](C& c) { return &c.optimizer.name; }},
     {"optimizer.lr", "peak learning rate", above(0), [](C& c) { return &c.optimizer.lr; }},
@@ -74,7 +79,7 @@ std::vector<Field> make_fields() {
        at_least(-1), [](C& c) { return &c.schedule.warmup; }},
     {"schedule.final_ratio", "learning rate at the last step as a share of the peak", between(0, 1), [](C& c) { return &c.schedule.final_ratio; }},
 
-    {"layout.dp", "data-parallel ranks; 0 = all ranks", at_least(0), [](C& c) { return &c.layout.dp; }},
+    {"layout.dp", "data-parallel ranks; 0 = all ranks", between(0, kMostSteps), [](C& c) { return &c.layout.dp; }},
     {"layout.backend", "what carries communication: auto, local (shared memory of one machine) or gloo (TCP)", one_of({"auto", "local", "gloo"}), [](C& c) { return &c.layout.backend; }},
     {"layout.bucket_mb", "MiB of gradients that are reduced together during backward", above(0), [](C& c) { return &c.layout.bucket_mb; }},
     {"layout.last_bucket_mb", "the same for the bucket that is ready last, which nothing hides", above(0), [](C& c) { return &c.layout.last_bucket_mb; }},

@@ -4,6 +4,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -110,7 +111,7 @@ void read_entries(RunConfig& config, const toml::table& table, const std::string
   }
 }
 
-std::string quoted(const std::string& text) {
+std::string toml_text(const std::string& text) {
   std::ostringstream out;
   out << toml::value<std::string>(text);
   return out.str();
@@ -121,7 +122,7 @@ std::string value_text(const Slot& slot) {
       [](auto* value) -> std::string {
         using Type = std::remove_pointer_t<decltype(value)>;
         if constexpr (std::is_same_v<Type, std::string>) {
-          return quoted(*value);
+          return toml_text(*value);
         } else if constexpr (std::is_same_v<Type, double>) {
           return fmt::format("{}", *value);  // shortest text that reads back to the same number; "25.0" for whole ones
         } else {
@@ -133,6 +134,9 @@ std::string value_text(const Slot& slot) {
 
 std::string read_text(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored))
+    throw ConfigError(fmt::format("{} is a folder, not a configuration (a run folder's is {}/config.toml)", path, path));
   if (!in) throw ConfigError(fmt::format("cannot read the configuration {} (does it exist?)", path));
   return {std::istreambuf_iterator<char>(in), {}};
 }
@@ -160,7 +164,7 @@ void override_key(RunConfig& config, const std::string& assignment, Findings& fi
   const bool plain_text = std::holds_alternative<std::string*>(field->slot(config)) &&
                           (text.empty() || (text[0] != '"' && text[0] != '\''));
   try {
-    set_value(config, key, *toml::parse("v = " + (plain_text ? quoted(text) : text)).get("v"), where, findings);
+    set_value(config, key, *toml::parse("v = " + (plain_text ? toml_text(text) : text)).get("v"), where, findings);
   } catch (const toml::parse_error&) {
     findings.add(where, fmt::format("\"{}\" is no {}", text, type_name(field->slot(config))));
   }

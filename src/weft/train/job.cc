@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
 #include "weft/core/error.h"
 
 namespace weft::train {
@@ -9,6 +12,14 @@ namespace {
 
 data::TokenFile open_data(const config::RunConfig& config, const std::string& path) {
   return data::TokenFile::open(path, data::token_format(config.data.format), config.model.vocab);
+}
+
+/// Files up to this size are read through before the run starts (a tenth of a second): a damaged file is then found before
+/// anything is trained or replaced. In larger ones a bad id is found when it is reached; `weft data inspect --check` reads all.
+constexpr int64_t kReadThroughBytes = 256 << 20;
+
+void read_through(const data::TokenFile& file) {
+  if (file.count() * file.info().width <= kReadThroughBytes) file.check();
 }
 
 void check_pair(const data::TokenFile& train, const data::TokenFile& val) {
@@ -20,6 +31,7 @@ void check_pair(const data::TokenFile& train, const data::TokenFile& val) {
                  "prepare both with one tokenizer");
   }
   findings.throw_if_any("data");
+  read_through(val);
 }
 
 /// Writes what was derived back into the configuration, so that the copy in the run folder says it.
@@ -57,6 +69,7 @@ Job make_job(const config::RunConfig& config, int64_t ranks) {
 
   const data::TokenFile train = open_data(config, config.data.train);
   const model::ModelSpec spec = config::model_spec(config, train.info().vocab);
+  read_through(train);
   Job job{.config = as_used(config, spec, accumulation),
           .spec = spec,
           .accumulation = accumulation,
@@ -80,15 +93,56 @@ WorldOptions world_options(const config::RunConfig& config) {
   return options;
 }
 
+int default_threads(const Job& job, int64_t cores, int64_t local_ranks) {
+  // A thread is worth waking for half a millisecond of work: 5e7 operations at the 100 GFLOP/s of a core.
+  constexpr double kWorkPerThread = 5e7;
+  const double tokens = static_cast<double>(job.accumulation.micro_batch * job.config.data.seq);
+  const int64_t widest = std::max(job.spec.hidden, job.config.model.ffn);
+  const double product = 2.0 * tokens * static_cast<double>(job.spec.hidden) * static_cast<double>(widest);
+  const double share = static_cast<double>(std::max<int64_t>(1, cores / local_ranks));
+  return static_cast<int>(std::clamp(product / kWorkPerThread, 1.0, share));
+}
+
+namespace {
+
+/// Stored per parameter: weights, gradients, two moments of AdamW; with bf16 also fp32 master weights.
+int64_t state_bytes(const Job& job) {
+  const bool mixed = job.dtype == at::kBFloat16;
+  const int64_t wide = job.dtype == at::kDouble ? 8 : 4;
+  const int64_t states = job.config.optimizer.name == "adamw" ? 2 : 1;
+  return model::parameter_count(job.spec) * ((mixed ? 2 : wide) + wide + states * wide + (mixed ? 4 : 0));
+}
+
+double epochs(const Job& job) {
+  const auto& c = job.config.train;
+  return static_cast<double>(c.steps) * static_cast<double>(c.global_batch) / static_cast<double>(job.train.size());
+}
+
+}  // namespace
+
+std::string describe_json(const Job& job) {
+  const auto& c = job.config;
+  const auto& a = job.accumulation;
+  return nlohmann::ordered_json{{"model", job.spec.name},
+                                {"parameters", model::parameter_count(job.spec)},
+                                {"state_bytes_per_rank", state_bytes(job)},
+                                {"train_tokens", job.train.file().count()},
+                                {"train_samples", job.train.size()},
+                                {"val_samples", job.val ? job.val->size() : 0},
+                                {"tokens_per_step", job.tokens_per_step()},
+                                {"ranks", a.dp},
+                                {"samples_per_rank", a.per_rank},
+                                {"micro_batch", a.micro_batch},
+                                {"accumulation_steps", a.steps},
+                                {"steps", c.train.steps},
+                                {"epochs", epochs(job)}}
+      .dump(2);
+}
+
 std::string describe(const Job& job) {
   const auto& c = job.config;
   const auto& a = job.accumulation;
   const int64_t parameters = model::parameter_count(job.spec);
-  // Stored per parameter: weights, gradients, two moments of AdamW; with bf16 also fp32 master weights.
-  const bool mixed = job.dtype == at::kBFloat16;
-  const int64_t wide = job.dtype == at::kDouble ? 8 : 4;
-  const int64_t states = c.optimizer.name == "adamw" ? 2 : 1;
-  const int64_t bytes = parameters * ((mixed ? 2 : wide) + wide + states * wide + (mixed ? 4 : 0));
   std::string text;
   auto line = [&](const char* name, const std::string& value) { text += fmt::format("{:<16} {}\n", name, value); };
   line("model", fmt::format("{} ({}): {} layers, hidden {}, {} heads ({} of keys), ffn {}, vocabulary {}",
@@ -96,15 +150,13 @@ std::string describe(const Job& job) {
                             c.model.kv_heads, c.model.ffn, c.model.vocab));
   line("parameters", fmt::format("{}", parameters));
   line("state per rank", fmt::format("{:.1f} MiB: weights, gradients, optimizer ({}); activations come on top",
-                                     static_cast<double>(bytes) / (1 << 20), c.train.dtype));
+                                     static_cast<double>(state_bytes(job)) / (1 << 20), c.train.dtype));
   line("data", fmt::format("{} tokens, {} samples of {}{}", job.train.file().count(), job.train.size(), c.data.seq,
                            job.val ? fmt::format("; validation {} samples", job.val->size()) : "; no validation"));
   line("step", fmt::format("{} tokens = {} samples = {} ranks x {} samples in {} forward passes of at most {}",
                            job.tokens_per_step(), c.train.global_batch, a.dp, a.per_rank, a.steps, a.micro_batch));
-  const double epochs = static_cast<double>(c.train.steps) * static_cast<double>(c.train.global_batch) /
-                        static_cast<double>(job.train.size());
   line("run",
-       fmt::format("{} steps, {} tokens, {:.2f} epochs", c.train.steps, c.train.steps * job.tokens_per_step(), epochs));
+       fmt::format("{} steps, {} tokens, {:.2f} epochs", c.train.steps, c.train.steps * job.tokens_per_step(), epochs(job)));
   return text;
 }
 

@@ -4,6 +4,8 @@
 //   metrics.jsonl      one line per step (metrics.h)
 //   events.jsonl       start, finish (done or stopped) and failure, each with its time
 //   model.safetensors  weights at the end, by parameter name
+//
+// With run.overwrite an earlier run's weights and metrics are kept as *.earlier until this run has saved its own weights.
 #pragma once
 
 #include <cstdio>
@@ -15,14 +17,25 @@
 
 namespace weft::train {
 
+/// What stands in the way of writing the run there; nothing is created. Empty: nothing.
+std::string run_folder_problem(const config::OutputConfig& output);
+
 class RunFolder {
  public:
-  /// Makes the folder and writes config.toml. ConfigError when it holds a run and run.overwrite is false.
+  /// Makes the folder, locks it and writes config.toml. ConfigError when it holds a run or weights and run.overwrite is
+  /// false, or when another process is writing a run there. A restarted attempt takes over its own run's folder.
   explicit RunFolder(const Job& job);
+
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
 
   void append(const StepRecord& record);
   /// `fields` is a JSON object; "event" and "time" (UTC, ISO 8601) are added in front.
   void event(const std::string& name, const std::string& fields);
+
+  /// To be called when the weights are saved: what was kept of an earlier run goes.
+  void finished();
 
   std::string weights_path() const { return path("model.safetensors"); }
 
@@ -32,6 +45,7 @@ class RunFolder {
 
   using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
   std::string dir_;
+  int lock_ = -1;
   File metrics_, events_;
 };
 

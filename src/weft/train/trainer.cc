@@ -142,6 +142,7 @@ RunResult run(const config::RunConfig& config, World& world, const RunHooks& hoo
                     nlohmann::json{{"ranks", comm.size()}, {"parameters", model::parameter_count(job.spec)}}.dump());
     const RunResult result = loop.run();
     on_rank_zero(comm, [&] { save_weights(loop.model(), job, folder->weights_path()); });
+    if (folder) folder->finished();
     if (folder) folder->event("finish", summary(result).dump());
     return result;
   } catch (const std::exception& error) {

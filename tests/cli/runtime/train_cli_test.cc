@@ -97,6 +97,61 @@ TEST_F(TrainCommand, AnEarlierRunIsNotOverwrittenUnasked) {
   EXPECT_EQ(lines("metrics.jsonl").size(), 3u);
 }
 
+TEST_F(TrainCommand, AFailedOverwriteLosesNothingAndASuccessCleansUp) {
+  ASSERT_EQ(train(1, "--set train.steps=2").exit_code, 0);
+  const std::string weights = read_file(dir_ / "run/model.safetensors");
+  ASSERT_FALSE(weights.empty());
+  EXPECT_EQ(train(1, "--set run.overwrite=true --set optimizer.lr=1e30 --set optimizer.clip_norm=0 --set schedule.warmup=0").exit_code, 2);
+  EXPECT_EQ(read_file(dir_ / "run/model.safetensors.earlier"), weights);
+  EXPECT_EQ(train(1, "--set run.overwrite=true --set train.steps=3").exit_code, 0);
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "run/model.safetensors.earlier"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "run/metrics.jsonl.earlier"));
+}
+
+TEST_F(TrainCommand, WeightsOfUnknownOriginAreNotReplaced) {
+  std::filesystem::create_directories(dir_ / "run");
+  std::ofstream(dir_ / "run/model.safetensors") << "precious";
+  const CommandResult result = train(1);
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("holds an earlier run (model.safetensors)"));
+  EXPECT_EQ(train(1, "--dry-run").exit_code, 2);
+  EXPECT_EQ(read_file(dir_ / "run/model.safetensors"), "precious");
+}
+
+TEST_F(TrainCommand, ARestartedAttemptTakesOverItsFolder) {
+  ASSERT_EQ(train(1, "--set train.steps=2").exit_code, 0);
+  const std::string again = "TORCHELASTIC_RESTART_COUNT=1 " + std::string(WEFT_BINARY) + " train " + (dir_ / "run.toml") + " --set train.steps=3";
+  const CommandResult result = run_command(again);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(lines("metrics.jsonl").size(), 3u);
+}
+
+TEST_F(TrainCommand, TwoRunsInOneFolderAreKeptApart) {
+  const std::string run = dir_ / "run";
+  const std::string train = std::string(WEFT_BINARY) + " train " + (dir_ / "run.toml") + " --set run.overwrite=true";
+  const CommandResult result = run_command(train + " --set train.steps=1000000 & pid=$!; until [ -s " + run +
+                                           "/metrics.jsonl ]; do kill -0 $pid || exit 99; sleep 0.05; done; " + train +
+                                           "; code=$?; kill -TERM $pid; wait $pid || exit 98; exit $code");
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("another process is writing a run"));
+}
+
+TEST_F(TrainCommand, ADamagedTokenFileIsFoundBeforeTheRun) {
+  std::fstream file(dir_ / "data/train.bin", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(500);
+  file << "####";
+  file.close();
+  const CommandResult result = train(1, "--dry-run");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("checksum"));
+}
+
+TEST_F(TrainCommand, AFolderIsNoConfiguration) {
+  const CommandResult result = weft_command("train " + dir_.path());
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("is a folder"));
+}
+
 TEST_F(TrainCommand, MistakesInTheConfigurationAreNamedTogether) {
   std::ofstream(dir_ / "run.toml", std::ios::app) << "[layout]\nbackened = 'local'\n";
   const CommandResult result = train(1, "--set train.step=3 --set train.dtype=fp8");
@@ -112,6 +167,8 @@ TEST_F(TrainCommand, DryRunShowsSizesAndTrainsNothing) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("256 tokens = 8 samples = 2 ranks x 4 samples in 2 forward passes of at most 3"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "run"));
+  const CommandResult json = train(1, "--dry-run --json");
+  EXPECT_EQ(nlohmann::json::parse(json.out)["tokens_per_step"], 256);
   const CommandResult uneven = train(3, "--dry-run");
   EXPECT_EQ(uneven.exit_code, 2);
   EXPECT_THAT(uneven.err, HasSubstr("nearest: 6 and 9"));

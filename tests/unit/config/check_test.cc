@@ -56,6 +56,16 @@ TEST(ModelSpec, PresetSizesCanBeReplaced) {
   EXPECT_FALSE(spec.tied_head);
 }
 
+TEST(ModelSpec, SizesBeyondAnyModelAreRefusedBeforeTheyOverflow) {
+  EXPECT_THAT(model_error(sizes(10000, 10000000, 100), 256), HasSubstr("parameters; the largest model"));
+  RunConfig config = sizes(2, 32, 2);
+  config.data.train = "x";
+  config.train.global_batch = 1000000000;
+  Findings findings;
+  check(config, findings);
+  EXPECT_THAT(findings.text(), HasSubstr("2.6e+11 tokens per step"));
+}
+
 TEST(ModelSpec, EveryMistakeIsNamed) {
   EXPECT_THAT(model_error(RunConfig(), 256), HasSubstr("model.layers: missing"));
   EXPECT_THAT(model_error(RunConfig(), 256), HasSubstr("model.hidden: missing"));

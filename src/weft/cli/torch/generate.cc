@@ -13,6 +13,9 @@
 namespace weft::cli {
 namespace {
 
+/// A slip of the keyboard should not ask for all memory.
+constexpr int64_t kMostTokens = 1'000'000;
+
 struct Options {
   std::string run_dir, prompt = "\n";
   int64_t tokens = 200;
@@ -36,14 +39,14 @@ void add_generate(CLI::App& app) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with the model of a run folder");
   command->add_option("run_dir", options->run_dir, "folder that weft train wrote")->required();
   command->add_option("--prompt", options->prompt, "text to continue (default: an empty line)");
-  command->add_option("--tokens", options->tokens, "tokens to add")->capture_default_str();
+  command->add_option("--tokens", options->tokens, "tokens to add")->check(CLI::Range(int64_t{1}, kMostTokens))->capture_default_str();
   command
       ->add_option("--temperature", options->generate.temperature,
                    "0: the most likely token every time; 1: as the model believes")
       ->capture_default_str();
   command->add_option("--top-k", options->generate.top_k, "draw among this many most likely tokens; 0: among all")
       ->capture_default_str();
-  command->add_option("--seed", options->generate.seed, "of the draw")->capture_default_str();
+  command->add_option("--seed", options->generate.seed, "of the draw")->check(CLI::NonNegativeNumber)->capture_default_str();
   command->footer("Example: weft generate runs/demo --prompt \"In the beginning\" --tokens 300\n");
   command->callback([options] { run_generate(*options); });
 }

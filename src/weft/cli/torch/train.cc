@@ -18,6 +18,7 @@
 #include "weft/memory/cpu_allocator.h"
 #include "weft/train/display.h"
 #include "weft/train/job.h"
+#include "weft/train/run_folder.h"
 #include "weft/train/trainer.h"
 
 namespace weft::cli {
@@ -45,11 +46,16 @@ void install_stop_signals() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
-/// One thread per core and rank: more would wait for each other.
-void set_threads(const config::RunConfig& config, const World& world) {
+void set_threads(const train::Job& job, const World& world) {
   const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const int64_t share = std::max<int64_t>(1, cores / world.local_size());
-  at::set_num_threads(static_cast<int>(config.train.threads > 0 ? config.train.threads : share));
+  const int64_t asked = job.config.train.threads;
+  at::set_num_threads(asked > 0 ? static_cast<int>(asked) : train::default_threads(job, cores, world.local_size()));
+}
+
+void print_job(const train::Job& job, bool json) {
+  const std::string problem = train::run_folder_problem(job.config.run);
+  if (!problem.empty()) throw ConfigError(problem);
+  fmt::print("{}", json ? train::describe_json(job) + "\n" : train::describe(job));
 }
 
 void print_result(const config::RunConfig& config, const train::RunResult& result, bool json) {
@@ -77,16 +83,16 @@ void run_train(const TrainOptions& options) {
   World world = World::init(train::world_options(config));
   if (options.dry_run) {
     const train::Job job = train::make_job(config, world.size());
-    if (world.rank() == 0) fmt::print("{}", train::describe(job));
+    if (world.rank() == 0) print_job(job, options.json);
     return;
   }
   install_cpu_allocator();
-  set_threads(config, world);
   install_stop_signals();
   train::StepDisplay display(config.train.steps);
   const train::RunHooks hooks{.stop_requested = [] { return stop_signal != 0; },
                               .on_step = [&](const train::StepRecord& record) { display.show(record); }};
   guard(world, [&] {
+    set_threads(train::make_job(config, world.size()), world);
     const train::RunResult result = train::run(config, world, hooks);
     if (world.rank() == 0) print_result(config, result, options.json);
   });
