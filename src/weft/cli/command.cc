@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 
 #include "weft/core/error.h"
@@ -30,6 +32,12 @@ void check_command_names(const CLI::App& root, int argc, char** argv) {
     app = next;
     path += " " + word;
   }
+}
+
+/// Results that a full disk swallowed must not look like success.
+void check_results_arrived() {
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return;
+  throw ConfigError(fmt::format("the output could not be written: {}", std::strerror(errno)));
 }
 
 }  // namespace
@@ -63,6 +71,7 @@ int run(int argc, char** argv) {
   try {
     check_command_names(app, argc, argv);
     app.parse(argc, argv);
+    check_results_arrived();
     return static_cast<int>(ExitCode::ok);
   } catch (const CLI::RuntimeError& error) {
     return error.get_exit_code();

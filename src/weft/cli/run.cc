@@ -47,7 +47,7 @@ struct RunArguments {
 
 void run_ranks(RunArguments& arguments) {
   launch::LaunchOptions& options = arguments.launch;
-  options.tee = parse_tee(arguments.tee, options.ranks);
+  if (options.ranks >= 1) options.tee = parse_tee(arguments.tee, options.ranks);  // else launch() names the fault
   options.grace = std::chrono::milliseconds(static_cast<int64_t>(arguments.grace_seconds * 1e3));
   // "weft" is this very program, also where it is not in PATH.
   if (!options.command.empty() && options.command.front() == "weft") {

@@ -218,6 +218,7 @@ void Attempt::stop_others() {
   if (stopping_) return;
   stopping_ = true;
   kill_all(SIGTERM);
+  kill_all(SIGCONT);  // a stopped rank takes no signal but this one and SIGKILL
   kill_at_ = Clock::now() + options_.grace;
 }
 

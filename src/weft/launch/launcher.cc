@@ -44,6 +44,13 @@ Environment job_environment(const LaunchOptions& options, const std::string& run
   return env;
 }
 
+std::filesystem::path temporary_folder() {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::temp_directory_path(error);
+  if (error) throw ConfigError(fmt::format("TMPDIR is no folder for logs: {} (set TMPDIR, or give --log-dir)", error.message()));
+  return folder;
+}
+
 void check(const LaunchOptions& options) {
   Findings findings;
   constexpr int kMostRanks = 256;  // each holds three descriptors, and 1024 is their usual limit
@@ -52,10 +59,11 @@ void check(const LaunchOptions& options) {
   }
   if (options.command.empty()) findings.add("PROGRAM", "is missing", "weft run -n 2 -- PROGRAM ARGUMENTS");
   for (const int rank : options.tee) {
-    if (rank < 0 || rank >= options.ranks)
+    if (options.ranks >= 1 && (rank < 0 || rank >= options.ranks))
       findings.add("--tee", fmt::format("{} is no rank of 0 .. {}", rank, options.ranks - 1));
   }
   if (options.max_restarts < 0) findings.add("--max-restarts", fmt::format("{} is negative", options.max_restarts));
+  if (options.grace.count() < 0) findings.add("--grace", fmt::format("{} ms is negative", options.grace.count()));
   findings.throw_if_any("weft run");
 }
 
@@ -82,9 +90,8 @@ int launch(const LaunchOptions& options) {
   check(options);
   const std::string run_id = random_id();
   const bool temporary = options.log_dir.empty();
-  const std::filesystem::path log_dir =
-      temporary ? std::filesystem::temp_directory_path() / ("weft-run-" + run_id) : options.log_dir;
   std::error_code error;
+  const std::filesystem::path log_dir = temporary ? temporary_folder() / ("weft-run-" + run_id) : options.log_dir;
   std::filesystem::create_directories(log_dir, error);
   if (error) throw ConfigError(fmt::format("--log-dir {}: cannot be made: {}", log_dir.string(), error.message()));
 

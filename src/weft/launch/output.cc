@@ -56,7 +56,7 @@ void RankOutput::take(Stream stream, std::string_view bytes) {
     bytes.remove_prefix(newline + 1);
     line(stream, std::exchange(unfinished, {}));
   }
-  std::fflush(file_.get());
+  flush_log();
   if (show_ == Show::prefixed) std::fflush(live);
 }
 
@@ -64,8 +64,15 @@ void RankOutput::finish() {
   for (const Stream stream : {out, err}) {
     if (!unfinished_[stream].empty()) line(stream, std::exchange(unfinished_[stream], {}));
   }
-  std::fflush(file_.get());
+  flush_log();
   while (!tail_.empty() && tail_.back().empty()) tail_.pop_back();
+}
+
+/// A full disk must not stop the ranks, nor go unsaid.
+void RankOutput::flush_log() {
+  if (std::fflush(file_.get()) == 0 && !std::ferror(file_.get())) return;
+  if (!std::exchange(log_incomplete_, true))
+    std::fprintf(stderr, "weft run: log of rank %d is incomplete: %s: %s\n", rank_, log_.c_str(), std::strerror(errno));
 }
 
 void RankOutput::line(Stream stream, std::string text) {

@@ -33,6 +33,7 @@ class RankOutput {
 
  private:
   void line(Stream stream, std::string text);
+  void flush_log();
 
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
@@ -40,6 +41,7 @@ class RankOutput {
   int rank_;
   std::filesystem::path log_;
   Show show_;
+  bool log_incomplete_ = false;
   std::unique_ptr<std::FILE, Close> file_;
   std::string unfinished_[2];
   std::deque<std::string> tail_;

@@ -11,10 +11,16 @@
 
 namespace weft::launch {
 
+bool is_ignored(int signal) {
+  struct sigaction now {};
+  return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
 SignalQueue::SignalQueue() {
   sigset_t taken;
   sigemptyset(&taken);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&taken, signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&taken, signal);
+  if (!is_ignored(SIGHUP)) sigaddset(&taken, SIGHUP);
   ::pthread_sigmask(SIG_BLOCK, &taken, &before_);
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;

@@ -11,8 +11,11 @@ struct Signal {
   bool from_terminal = false;  ///< the terminal sent it to the whole foreground group
 };
 
-/// Blocks SIGINT, SIGTERM, SIGHUP and SIGCHLD for this thread and queues them; SIGPIPE is ignored. Undone by the
-/// destructor.
+/// True under nohup for SIGHUP: whoever started this process asked that it outlives the terminal.
+bool is_ignored(int signal);
+
+/// Blocks SIGINT, SIGTERM, SIGHUP (unless it is ignored) and SIGCHLD for this thread and queues them; SIGPIPE is ignored.
+/// Undone by the destructor.
 class SignalQueue {
  public:
   SignalQueue();

@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "weft/core/error.h"
+#include "weft/launch/signals.h"
 
 namespace weft::launch {
 namespace {
@@ -21,7 +22,7 @@ struct Prepared {
   char* const* argv;
   char* const* envp;
   int stdin_fd, stdout_fd, stderr_fd, inherited_fd;
-  bool own_group;
+  bool own_group, outlives_terminal;
   pid_t launcher;
   sigset_t signals;
 };
@@ -30,6 +31,7 @@ struct Prepared {
 int become_rank(const Prepared& p) {
   // Handlers would run on the launcher's memory; exec resets them anyway.
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE, SIGUSR1, SIGUSR2}) ::signal(signal, SIG_DFL);
+  if (p.outlives_terminal) ::signal(SIGHUP, SIG_IGN);
   if (p.own_group && ::setpgid(0, 0) != 0) return errno;
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return errno;
   if (::getppid() != p.launcher) ::_exit(128 + SIGKILL);  // it died before prctl
@@ -90,6 +92,7 @@ pid_t spawn(const SpawnOptions& options) {
                     .stderr_fd = options.stderr_fd,
                     .inherited_fd = options.inherited_fd,
                     .own_group = options.own_group,
+                    .outlives_terminal = is_ignored(SIGHUP),
                     .launcher = ::getpid(),
                     .signals = {}};
   sigemptyset(&prepared.signals);

@@ -247,6 +247,32 @@ TEST_F(WeftRun, ABackgroundProcessDoesNotHoldTheEnd) {
   EXPECT_EQ(::kill(pid_in("daemon"), SIGKILL), 0);
 }
 
+TEST_F(WeftRun, OutlivesTheTerminalUnderNohup) {
+  struct sigaction ignore {}, before {};
+  ignore.sa_handler = SIG_IGN;
+  ::sigaction(SIGHUP, &ignore, &before);  // the children inherit it
+  const pid_t pid = start({"-n", "2", "--", "sh", "-c", "touch $F/ready$RANK; until [ -e $F/go ]; do sleep 0.05; done; echo done"});
+  ::sigaction(SIGHUP, &before, nullptr);
+  wait_for({"ready0", "ready1"});
+  ::kill(pid, SIGHUP);
+  std::ofstream(folder_ / "go") << "";
+  const Result result = finish(pid);
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, "done\n");
+}
+
+TEST_F(WeftRun, AStoppedRankGetsItsSigterm) {
+  const Result result = run({"-n", "2", "--grace", "1000", "--", "sh", "-c",
+                             "trap 'touch $F/had$RANK; exit 0' TERM; touch $F/ready$RANK; if [ $RANK = 1 ]; then kill -STOP $$; fi; "
+                             "until [ -e $F/ready1 ]; do sleep 0.05; done; if [ $RANK = 0 ]; then exit 7; fi; while :; do sleep 0.05; done"});
+  EXPECT_EQ(result.code, 7);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "had1"));
+}
+
+TEST_F(WeftRun, ResultsThatAFullDiskSwallowedAreAnError) {
+  EXPECT_EQ(std::system(WEFT_BINARY " schedule 1f1b --ranks 2 --microbatches 2 > /dev/full 2>/dev/null") >> 8, 2);
+}
+
 TEST_F(WeftRun, WrongUseIsExplained) {
   const Result missing = run({"-n", "2", "--", "no-such-program"});
   EXPECT_EQ(missing.code, 2);
@@ -257,7 +283,9 @@ TEST_F(WeftRun, WrongUseIsExplained) {
   const Result many = run({"-n", "100000", "--tee", "none", "--", "true"});
   EXPECT_EQ(many.code, 2);
   EXPECT_THAT(many.err, HasSubstr("-n: 100000 ranks; from 1 to "));
-  EXPECT_EQ(run({"-n", "0", "--tee", "none", "--", "true"}).code, 2);
+  const Result none = run({"-n", "0", "--grace", "-1", "--", "true"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, AllOf(HasSubstr("-n: 0 ranks; from 1 to "), HasSubstr("--grace"), Not(HasSubstr("--tee"))));
   EXPECT_EQ(run({"-n", "2"}).code, 2);
 }
 

@@ -32,7 +32,7 @@ struct TrainOptions {
 
 volatile std::sig_atomic_t stop_signal = 0;
 
-/// The first SIGINT or SIGTERM asks for a stop after the current step; the second has its usual effect.
+/// The first SIGINT, SIGTERM or SIGHUP asks for a stop after the current step; the second has its usual effect.
 void on_signal(int signal) {
   stop_signal = signal;
   std::signal(signal, SIG_DFL);
@@ -44,6 +44,9 @@ void install_stop_signals() {
   action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // ignored under nohup
 }
 
 void set_threads(const train::Job& job, const World& world) {
