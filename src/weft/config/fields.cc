@@ -12,7 +12,7 @@ namespace {
 /// Limits that no real run meets. They keep products of sizes within 63 bits and make a slip of the keyboard an error
 /// instead of an hour of allocation.
 constexpr double kMostLayers = 1e4, kMostHeads = 1e5, kMostWidth = 1e7, kMostTokens = 1e9, kMostBatch = 1e9, kMostSteps = 1e9;
-constexpr double kMostThreads = 1024;
+constexpr double kMostThreads = 1024, kMostGigabytes = 1e6;
 
 Rule any() {
   return {};
@@ -63,6 +63,7 @@ std::vector<Field> make_fields() {
     {"train.eval_every", "steps between validations; 0 = only after the last step", between(0, kMostSteps), [](C& c) { return &c.train.eval_every; }},
     {"train.eval_samples", "validation samples used during training, spread evenly over the file; 0 = all. The last validation uses all", at_least(0), [](C& c) { return &c.train.eval_samples; }},
     {"train.threads", "threads per rank for tensor kernels; 0 = the machine's cores / ranks on it, fewer for models too small to share", between(0, kMostThreads), [](C& c) { return &c.train.threads; }},
+    {"train.memory_limit_gb", "GiB that tensors of a rank may hold; a run that needs more ends with a table of what holds it. 0 = what the machine has", between(0, kMostGigabytes), [](C& c) { return &c.train.memory_limit_gb; }},
 
     {"optimizer.name", "adamw or sgd", one_of({"adamw", "sgd"}), [](C& c) { return &c.optimizer.name; }},
     {"optimizer.lr", "peak learning rate", above(0), [](C& c) { return &c.optimizer.lr; }},

@@ -34,6 +34,7 @@ struct TrainConfig {
   int64_t eval_every = 100;
   int64_t eval_samples = 0;
   int64_t threads = 0;
+  double memory_limit_gb = 0;
 };
 
 struct OptimizerConfig {

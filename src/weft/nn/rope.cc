@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "weft/core/error.h"
+#include "weft/memory/account.h"
 #include "weft/nn/fused.h"
 
 namespace weft::nn {
@@ -40,6 +41,7 @@ int64_t rotated_channels(const model::RopeSpec& spec, int64_t head_dim) {
 }
 
 RopeTable rope_table(const model::RopeSpec& spec, int64_t head_dim, int64_t positions, const at::TensorOptions& options) {
+  const memory::Scope scope(memory::Category::other);  // lives as long as the model, wherever it is made
   const int64_t rotated = rotated_channels(spec, head_dim);
   const auto type = options.dtype() == at::kDouble ? at::kDouble : at::kFloat;
   const at::TensorOptions computed = options.dtype(type).requires_grad(false);

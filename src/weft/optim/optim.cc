@@ -3,6 +3,7 @@
 #include <torch/serialize/archive.h>
 
 #include "weft/core/error.h"
+#include "weft/memory/account.h"
 #include "weft/optim/kernels.h"
 
 namespace weft::optim {
@@ -67,6 +68,7 @@ AdamW::AdamW(const std::vector<OptimizerParamGroup>& groups, AdamWOptions defaul
 at::Tensor AdamW::step(LossClosure closure) {
   const at::Tensor loss = evaluate(closure);
   const at::NoGradGuard no_grad;
+  const memory::Scope scope(memory::Category::optimizer);
   for (auto& group : param_groups_) {
     const auto& options = static_cast<const AdamWOptions&>(group.options());
     for (at::Tensor& parameter : group.params()) {
@@ -113,6 +115,7 @@ SGD::SGD(const std::vector<OptimizerParamGroup>& groups, SGDOptions defaults)
 at::Tensor SGD::step(LossClosure closure) {
   const at::Tensor loss = evaluate(closure);
   const at::NoGradGuard no_grad;
+  const memory::Scope scope(memory::Category::optimizer);
   for (auto& group : param_groups_) {
     const auto& options = static_cast<const SGDOptions&>(group.options());
     for (at::Tensor& parameter : group.params()) {

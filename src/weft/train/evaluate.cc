@@ -5,11 +5,14 @@
 
 #include <algorithm>
 
+#include "weft/memory/account.h"
+
 namespace weft::train {
 
 double evaluate(models::Transformer& model, const data::TokenSamples& samples, int64_t limit, int64_t micro_batch,
                 const Comm& comm) {
   const at::NoGradGuard no_grad;
+  const memory::Scope scope(memory::Category::activations);
   const int64_t total = limit > 0 ? std::min(limit, samples.size()) : samples.size();
   const data::Share share = data::share_of(total, comm.size(), comm.rank());
   model->eval();

@@ -1,9 +1,15 @@
 #include "weft/train/learner.h"
 
+#include "weft/memory/cpu_allocator.h"
+#include "weft/parallel/gradient_hook.h"
+
 namespace weft::train {
 namespace {
 
+using memory::Category;
+
 models::Transformer make_model(const Job& job) {
+  const memory::Scope scope(Category::parameters);
   models::TransformerOptions options;
   options.dtype = job.dtype;
   options.seed = static_cast<uint64_t>(job.config.train.seed);
@@ -21,6 +27,25 @@ DataParallelOptions dp_options(const Job& job) {
   return options;
 }
 
+/// The flat buffers that it makes are gradients, and parameters, which are told apart afterwards.
+DataParallel make_data_parallel(models::Transformer& model, const Comm& comm, const Job& job) {
+  const memory::Scope scope(Category::gradients);
+  DataParallel dp(model.ptr(), comm, dp_options(job));
+  for (const NamedTensor& p : dp.parameters()) memory::rebook(p.tensor, Category::parameters);
+  return dp;
+}
+
+/// One rank without a gradient dtype has no gradient buffers: autograd allocates each gradient while activations are counted.
+void book_own_gradients(const DataParallel& dp) {
+  if (dp.comm().size() > 1 || dp.options().gradient_dtype) return;
+  for (const NamedTensor& p : dp.parameters()) {
+    const auto book = [parameter = p.tensor.unsafeGetTensorImpl()] {
+      memory::rebook(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(parameter)).grad(), Category::gradients);
+    };
+    parallel::watch_gradient(p.tensor, p.name, book);
+  }
+}
+
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const config::OptimizerConfig& c, const DataParallel& dp) {
   if (c.name == "sgd") {
     const auto options = optim::SGDOptions(c.lr).momentum(c.momentum).weight_decay(c.weight_decay);
@@ -34,15 +59,18 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const config::OptimizerC
 
 Learner::Learner(const Job& job, const Comm& comm)
     : model_(make_model(job)),
-      dp_(model_.ptr(), comm, dp_options(job)),
+      dp_(make_data_parallel(model_, comm, job)),
       optimizer_(make_optimizer(job.config.optimizer, dp_)),
       global_batch_(job.config.train.global_batch),
-      clip_norm_(job.config.optimizer.clip_norm) {}
+      clip_norm_(job.config.optimizer.clip_norm) {
+  book_own_gradients(dp_);
+}
 
 StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update) {
   StepResult result;
   const int64_t passes = batches.accumulation();
   for (int64_t pass = 0; pass < passes; ++pass) {
+    const memory::Scope scope(Category::activations);
     const data::Batch batch = batches.at(update * global_batch_, pass);
     dp_.sync(pass + 1 == passes);
     const nn::TokenPlace place{.step = update, .first_sample = batch.first_sample};

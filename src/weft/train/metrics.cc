@@ -7,6 +7,12 @@
 
 namespace weft::train {
 
+std::string to_json(const memory::Amounts& amounts) {
+  nlohmann::ordered_json json;
+  for (size_t i = 0; i < amounts.size(); ++i) json[memory::name_of(static_cast<memory::Category>(i))] = amounts[i];
+  return json.dump();
+}
+
 std::string to_json(const StepRecord& r) {
   nlohmann::ordered_json json{{"step", r.step}, {"loss", r.loss}};
   json["val_loss"] = r.val_loss ? nlohmann::ordered_json(*r.val_loss) : nlohmann::ordered_json(nullptr);
@@ -17,6 +23,7 @@ std::string to_json(const StepRecord& r) {
                {"epoch", r.epoch},
                {"step_s", r.step_s},
                {"elapsed_s", r.elapsed_s}});
+  json["memory"] = r.memory ? nlohmann::ordered_json::parse(to_json(*r.memory)) : nlohmann::ordered_json(nullptr);
   return json.dump();
 }
 

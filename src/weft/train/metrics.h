@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "weft/memory/account.h"
+
 namespace weft::train {
 
 /// One optimizer update. metrics.jsonl has these as keys:
@@ -18,6 +20,7 @@ namespace weft::train {
 ///   epoch         samples seen / samples of the training file
 ///   step_s        seconds of the step, without validation and output
 ///   elapsed_s     seconds since the start of the run, validation included
+///   memory        bytes that tensors of rank 0 held at their peak so far, by category (docs/memory.md); null when not counted
 struct StepRecord {
   int64_t step = 0;
   double loss = 0;
@@ -29,7 +32,11 @@ struct StepRecord {
   double epoch = 0;
   double step_s = 0;
   double elapsed_s = 0;
+  std::optional<memory::Amounts> memory;
 };
+
+/// {"parameters": 1024, ..., "other": 0}.
+std::string to_json(const memory::Amounts& amounts);
 
 /// One line of JSON, without the newline.
 std::string to_json(const StepRecord& record);

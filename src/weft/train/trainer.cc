@@ -12,7 +12,9 @@
 #include "weft/core/error.h"
 #include "weft/train/agree.h"
 #include "weft/train/evaluate.h"
+#include "weft/memory/cpu_allocator.h"
 #include "weft/train/learner.h"
+#include "weft/train/memory_report.h"
 #include "weft/train/run_folder.h"
 #include "weft/train/weights.h"
 
@@ -70,6 +72,7 @@ class Loop {
       if (folder_) folder_->append(record);
       if (hooks_.on_step && comm_.rank() == 0) hooks_.on_step(record);
     }
+    result.memory = usage_of_ranks(comm_);
     return result;
   }
 
@@ -101,6 +104,7 @@ class Loop {
                    static_cast<double>(job_.train.size());
     if (!stopped) record.val_loss = validate(record.step);
     record.elapsed_s = seconds_since(start_);
+    if (memory::account(memory::Space::cpu).counting()) record.memory = memory::usage().at_peak;
     return record;
   }
 
@@ -124,7 +128,21 @@ class Loop {
 nlohmann::json summary(const RunResult& result) {
   nlohmann::json json{{"steps", result.steps}, {"loss", result.loss}, {"reason", result.stopped ? "stopped" : "done"}};
   if (result.val_loss) json["val_loss"] = *result.val_loss;
+  for (const memory::Usage& usage : result.memory) json["memory"].push_back(nlohmann::json::parse(to_json(usage.at_peak)));
   return json;
+}
+
+RunResult train(const Job& job, World& world, const RunHooks& hooks, RunFolder* folder) {
+  Loop loop(job, world, hooks, folder);
+  if (folder) {
+    const nlohmann::json start{{"ranks", world.size()}, {"parameters", model::parameter_count(job.spec)}};
+    folder->event("start", start.dump());
+  }
+  const RunResult result = loop.run();
+  on_rank_zero(world.comm(), [&] { save_weights(loop.model(), job, folder->weights_path()); });
+  if (folder) folder->finished();
+  if (folder) folder->event("finish", summary(result).dump());
+  return result;
 }
 
 }  // namespace
@@ -136,15 +154,7 @@ RunResult run(const config::RunConfig& config, World& world, const RunHooks& hoo
   std::unique_ptr<RunFolder> folder;
   on_rank_zero(comm, [&] { folder = std::make_unique<RunFolder>(job); });
   try {
-    Loop loop(job, world, hooks, folder.get());
-    if (folder)
-      folder->event("start",
-                    nlohmann::json{{"ranks", comm.size()}, {"parameters", model::parameter_count(job.spec)}}.dump());
-    const RunResult result = loop.run();
-    on_rank_zero(comm, [&] { save_weights(loop.model(), job, folder->weights_path()); });
-    if (folder) folder->finished();
-    if (folder) folder->event("finish", summary(result).dump());
-    return result;
+    return explain_out_of_memory(job, comm.rank(), [&] { return train(job, world, hooks, folder.get()); });
   } catch (const std::exception& error) {
     if (folder) folder->event("failure", nlohmann::json{{"error", error.what()}}.dump());
     throw;

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "weft/comm/world.h"
 #include "weft/config/run_config.h"
@@ -23,11 +24,13 @@ struct RunResult {
   bool stopped = false;            ///< asked to stop before the last one
   double loss = 0;                 ///< of the last step
   std::optional<double> val_loss;  ///< after the last step, over all validation samples; empty when stopped
+  std::vector<memory::Usage> memory;  ///< of every rank after the last step; empty unless the CPU allocator is installed
 };
 
 /// Trains as configured on all ranks of `world` and writes run.dir on rank 0. Collective. Every rank passes the same
 /// configuration (ConfigError names the rank that does not). A loss or gradient that is not finite ends the run with a
-/// ConfigError before the update, so that the error names the step that went wrong.
+/// ConfigError before the update, so that the error names the step that went wrong. So does a lack of memory; the text says
+/// what held it and what would help most.
 RunResult run(const config::RunConfig& config, World& world, const RunHooks& hooks = {});
 
 }  // namespace weft::train

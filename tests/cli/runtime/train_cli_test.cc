@@ -61,7 +61,7 @@ TEST_F(TrainCommand, TwoRanksWriteTheRunFolderAndTheModelSpeaks) {
   const auto metrics = lines("metrics.jsonl");
   ASSERT_EQ(metrics.size(), 12u);
   for (const char* key :
-       {"step", "loss", "val_loss", "tokens_per_s", "grad_norm", "lr", "tokens", "epoch", "step_s", "elapsed_s"}) {
+       {"step", "loss", "val_loss", "tokens_per_s", "grad_norm", "lr", "tokens", "epoch", "step_s", "elapsed_s", "memory"}) {
     EXPECT_TRUE(metrics[0].contains(key)) << key;
   }
   EXPECT_EQ(metrics[11]["step"], 12);
@@ -194,6 +194,26 @@ TEST_F(TrainCommand, DivergenceIsAnErrorThatNamesTheStep) {
 }
 
 // The signal arrives when the third step is in the metrics; every rank stops after one and the same step.
+TEST_F(TrainCommand, MemoryIsShownByRankAndCategory) {
+  const CommandResult one = train(2, "--set train.steps=2");
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  EXPECT_THAT(one.out, AllOf(HasSubstr("peak memory"), HasSubstr("activations")));
+  const CommandResult all = train(2, "--memory --set train.steps=2 --set run.overwrite=true");
+  EXPECT_THAT(all.out, AllOf(HasSubstr("\nrank 0 "), HasSubstr("\nrank 1 ")));
+  EXPECT_EQ(lines("events.jsonl").back()["memory"].size(), 2u);
+  EXPECT_GT(lines("metrics.jsonl")[1]["memory"]["optimizer"], 0);
+}
+
+TEST_F(TrainCommand, OutOfMemoryEndsWithTheTableAndTheLargestLever) {
+  for (const int ranks : {1, 2}) {
+    const CommandResult result = train(ranks, "--set train.memory_limit_gb=0.0015 --set train.global_batch=64 --set run.overwrite=true");
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("out of memory: no room for"), HasSubstr("of activations"),
+                                  HasSubstr("held and asked for"), HasSubstr("Largest lever: train.micro_batch = ")));
+    EXPECT_EQ(lines("events.jsonl").back()["event"], "failure");
+  }
+}
+
 TEST_F(TrainCommand, SignalEndsTheRunAfterAStepAndSavesTheWeights) {
   for (const char* signal : {"TERM", "INT"}) {
     const std::string run = dir_ / "run";

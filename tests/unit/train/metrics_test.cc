@@ -22,7 +22,8 @@ StepRecord record() {
 
 TEST(Metrics, JsonHasTheDocumentedKeysAndExactNumbers) {
   const auto json = nlohmann::json::parse(to_json(record()));
-  EXPECT_EQ(json.size(), 10u);
+  EXPECT_EQ(json.size(), 11u);
+  EXPECT_TRUE(json["memory"].is_null());
   EXPECT_EQ(json["step"], 120);
   EXPECT_EQ(json["loss"].get<double>(), 1.83421);
   EXPECT_EQ(json["val_loss"].get<double>(), 1.9);
@@ -30,6 +31,14 @@ TEST(Metrics, JsonHasTheDocumentedKeysAndExactNumbers) {
   StepRecord without = record();
   without.val_loss.reset();
   EXPECT_TRUE(nlohmann::json::parse(to_json(without))["val_loss"].is_null());
+}
+
+TEST(Metrics, MemoryIsByCategory) {
+  StepRecord counted = record();
+  counted.memory = {1, 2, 3, 4, 5, 6};
+  const auto json = nlohmann::json::parse(to_json(counted))["memory"];
+  EXPECT_EQ(json, nlohmann::json::parse(R"({"parameters": 1, "gradients": 2, "optimizer": 3, "activations": 4,
+                                            "communication": 5, "other": 6})"));
 }
 
 TEST(Metrics, LineIsForPeople) {

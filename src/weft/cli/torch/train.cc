@@ -18,6 +18,7 @@
 #include "weft/memory/cpu_allocator.h"
 #include "weft/train/display.h"
 #include "weft/train/job.h"
+#include "weft/train/memory_report.h"
 #include "weft/train/run_folder.h"
 #include "weft/train/trainer.h"
 
@@ -27,8 +28,10 @@ namespace {
 struct TrainOptions {
   std::string config;
   std::vector<std::string> overrides;
-  bool explain = false, dry_run = false, json = false;
+  bool explain = false, dry_run = false, json = false, memory = false;
 };
+
+constexpr double kGiB = 1 << 30;
 
 volatile std::sig_atomic_t stop_signal = 0;
 
@@ -61,11 +64,14 @@ void print_job(const train::Job& job, bool json) {
   fmt::print("{}", json ? train::describe_json(job) + "\n" : train::describe(job));
 }
 
-void print_result(const config::RunConfig& config, const train::RunResult& result, bool json) {
-  if (json) {
+void print_result(const config::RunConfig& config, const train::RunResult& result, const TrainOptions& options) {
+  if (options.json) {
     nlohmann::ordered_json report{
         {"dir", config.run.dir}, {"steps", result.steps}, {"stopped", result.stopped}, {"loss", result.loss}};
     report["val_loss"] = result.val_loss ? nlohmann::ordered_json(*result.val_loss) : nlohmann::ordered_json(nullptr);
+    for (const memory::Usage& usage : result.memory) {
+      report["memory"].push_back(nlohmann::ordered_json::parse(train::to_json(usage.at_peak)));
+    }
     fmt::print("{}\n", report.dump(2));
     return;
   }
@@ -73,6 +79,7 @@ void print_result(const config::RunConfig& config, const train::RunResult& resul
              result.loss,
              result.val_loss ? fmt::format(", validation loss {:.4f} nats per token", *result.val_loss) : "",
              config.run.dir);
+  fmt::print("{}", train::memory_table(result.memory, options.memory));
 }
 
 void run_train(const TrainOptions& options) {
@@ -90,6 +97,7 @@ void run_train(const TrainOptions& options) {
     return;
   }
   install_cpu_allocator();
+  memory::set_limit(static_cast<int64_t>(config.train.memory_limit_gb * kGiB));
   install_stop_signals();
   train::StepDisplay display(config.train.steps);
   const train::RunHooks hooks{.stop_requested = [] { return stop_signal != 0; },
@@ -97,7 +105,7 @@ void run_train(const TrainOptions& options) {
   guard(world, [&] {
     set_threads(train::make_job(config, world.size()), world);
     const train::RunResult result = train::run(config, world, hooks);
-    if (world.rank() == 0) print_result(config, result, options.json);
+    if (world.rank() == 0) print_result(config, result, options);
   });
 }
 
@@ -114,6 +122,8 @@ void add_train(CLI::App& app) {
   command->add_flag("--dry-run", options->dry_run,
                     "check everything, print sizes and what follows from the global batch, do not train");
   command->add_flag("--explain-config", options->explain, "print every key with its default and meaning, as TOML");
+  command->add_flag("--memory", options->memory,
+                    "print the memory table of every rank at the end, not only the largest");
   command->add_flag("--json", options->json, "print the result as JSON");
   command->footer("Example: weft run -n 2 -- weft train configs/demo.toml --set train.steps=100\n");
   command->callback([options] { run_train(*options); });

@@ -1,0 +1,105 @@
+#include "weft/train/memory_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "weft/core/error.h"
+#include "weft/core/units.h"
+#include "weft/memory/table.h"
+
+namespace weft::train {
+namespace {
+
+using memory::Amounts;
+using memory::Category;
+
+std::string to_text(const memory::Usage& usage) {
+  std::ostringstream out;
+  out << usage.live << ' ' << usage.peak << ' ' << usage.allocations;
+  for (const Amounts* amounts : {&usage.live_of, &usage.at_peak, &usage.peak_of}) {
+    for (const int64_t bytes : *amounts) out << ' ' << bytes;
+  }
+  return out.str();
+}
+
+memory::Usage from_text(const std::string& text) {
+  memory::Usage usage;
+  std::istringstream in(text);
+  in >> usage.live >> usage.peak >> usage.allocations;
+  for (Amounts* amounts : {&usage.live_of, &usage.at_peak, &usage.peak_of}) {
+    for (int64_t& bytes : *amounts) in >> bytes;
+  }
+  return usage;
+}
+
+struct Lever {
+  std::string text;
+  int64_t frees = 0;      ///< bytes, estimated from what is live
+  bool same_run = false;  ///< losses stay what they were, but for rounding
+};
+
+std::vector<Lever> levers(const Job& job, const memory::Usage& usage) {
+  const auto& c = job.config;
+  const int64_t activations = usage.of(Category::activations);
+  std::vector<Lever> list;
+  const auto add = [&](const std::string& text, int64_t frees, bool same_run = false) {
+    if (frees > 0) list.push_back({text, frees, same_run});
+  };
+  if (job.accumulation.micro_batch > 1) {
+    const int64_t now = job.accumulation.micro_batch, half = now / 2;
+    add(fmt::format("train.micro_batch = {} (now {}): fewer samples at once, more forward passes per update, the same result",
+                    half, now),
+        activations - activations * half / now, true);
+  }
+  if (c.train.dtype == "fp64") add("train.dtype = \"fp32\": half the bytes of everything", usage.live / 2);
+  if (c.train.dtype == "fp32") add("train.dtype = \"bf16\": half the bytes of activations", activations / 2);
+  if (c.data.seq > 1) {
+    add(fmt::format("data.seq = {} (now {}): shorter samples", c.data.seq / 2, c.data.seq), activations / 2);
+  }
+  if (c.optimizer.name == "adamw") {
+    add("optimizer.name = \"sgd\": one moment per parameter instead of two", usage.of(Category::optimizer) / 2);
+  }
+  return list;
+}
+
+}  // namespace
+
+std::vector<memory::Usage> usage_of_ranks(const Comm& comm) {
+  const bool counting = memory::account(memory::Space::cpu).counting();
+  std::vector<memory::Usage> ranks;
+  for (const std::string& text : comm.all_gather_text(counting ? to_text(memory::usage()) : "")) {
+    if (!text.empty()) ranks.push_back(from_text(text));
+  }
+  return counting ? ranks : std::vector<memory::Usage>();
+}
+
+std::string memory_table(const std::vector<memory::Usage>& ranks, bool every_rank) {
+  if (ranks.empty()) return {};
+  std::vector<memory::TableRow> rows;
+  size_t largest = 0;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    rows.push_back({fmt::format("rank {}", rank), ranks[rank].at_peak});
+    if (ranks[rank].peak > ranks[largest].peak) largest = rank;
+  }
+  if (!every_rank) rows = {rows[largest]};
+  return memory::table("peak memory", rows);
+}
+
+std::string largest_lever(const Job& job, const memory::Usage& usage) {
+  const std::vector<Lever> all = levers(job, usage);
+  const auto best = std::max_element(all.begin(), all.end(), [](const Lever& a, const Lever& b) {
+    return std::pair(a.frees, a.same_run) < std::pair(b.frees, b.same_run);
+  });
+  if (best == all.end()) return "a smaller model, or a machine with more memory";
+  return fmt::format("{} (frees about {})", best->text, bytes_text(static_cast<double>(best->frees)));
+}
+
+void throw_out_of_memory(const Job& job, int rank, const std::string& what, const memory::Usage& usage) {
+  throw ConfigError(fmt::format("rank {}: {}\n{}Largest lever: {}", rank, what,
+                                memory::table("held and asked for", {{fmt::format("rank {}", rank), usage.live_of}}),
+                                largest_lever(job, usage)));
+}
+
+}  // namespace weft::train
