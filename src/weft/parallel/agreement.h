@@ -1,4 +1,4 @@
-// Checks at construction that all ranks wrapped the same model.
+// Checks at construction: what is wrapped, and that all ranks wrapped the same.
 #pragma once
 
 #include <vector>
@@ -7,8 +7,10 @@
 
 namespace weft::parallel {
 
-/// Throws the same ConfigError on every rank if names, order, shapes, dtypes or trainability differ between the ranks,
-/// naming the first difference. Collective.
-void check_same_model(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers, const Comm& comm);
+/// Throws the same ConfigError on every rank if a rank has tensors that cannot be wrapped (undefined, sparse, not a leaf, two
+/// of one name, two that share memory: every finding is named), or if options that the ranks must share, or names, order,
+/// shapes, dtypes or trainability differ between the ranks (the first difference is named). Collective.
+void check_same_model(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
+                      const DataParallelOptions& options, const Comm& comm);
 
 }  // namespace weft::parallel

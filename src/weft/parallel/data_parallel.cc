@@ -34,7 +34,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
     reduction_ = {.comm = comm_,
                   .op = options_.grad_scale == GradScale::sum ? ReduceOp::sum : ReduceOp::avg,
                   .hook = make_hook()};
-    parallel::check_same_model(all, buffers_, comm_);
+    parallel::check_same_model(all, buffers_, options_, comm_);
     for (NamedTensor& p : all) (p.tensor.requires_grad() ? parameters_ : frozen_).push_back(std::move(p));
     // At size 1 there is nothing to reduce, and the module is left as it is unless its gradients are kept in another dtype.
     if (comm_.size() == 1 && !options_.gradient_dtype) return;
@@ -68,6 +68,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
     bool good = true;
     for (Bucket& bucket : buckets_) good = bucket.wait();  // the last one's vote
     if (!good) return drop_round(failed_here);
+    check_still_frozen();
     for (Bucket& bucket : buckets_) bucket.present();
     synchronise_buffers();
   }
@@ -224,6 +225,15 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
     }
   }
 
+  /// A parameter that was unfrozen after wrapping has no bucket: the ranks would drift apart without a word.
+  void check_still_frozen() const {
+    for (const NamedTensor& p : frozen_) {
+      if (!p.tensor.requires_grad()) continue;
+      throw ConfigError("parameter '" + p.name + "' was frozen when it was wrapped and requires a gradient now, which is not "
+                        "reduced. Unfreeze before wrapping, or wrap again");
+    }
+  }
+
   ReduceHook make_hook() const {
     if (options_.reduce_dtype && options_.reduce_hook) {
       throw ConfigError("both reduce_dtype and reduce_hook are given, and each says how gradients travel; leave one out");
@@ -294,6 +304,11 @@ std::vector<NamedTensor> named(const torch::OrderedDict<std::string, at::Tensor>
   return list;
 }
 
+const torch::nn::Module& checked(const std::shared_ptr<torch::nn::Module>& module) {
+  if (!module) throw ConfigError("DataParallel was given no module (a null pointer or an empty holder)");
+  return *module;
+}
+
 }  // namespace
 
 DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers, Comm comm,
@@ -303,7 +318,8 @@ DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<Name
 }
 
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Comm comm, DataParallelOptions options)
-    : DataParallel(named(module->named_parameters()), named(module->named_buffers()), std::move(comm), std::move(options)) {}
+    : DataParallel(named(checked(module).named_parameters()), named(checked(module).named_buffers()), std::move(comm),
+                   std::move(options)) {}
 
 DataParallel::~DataParallel() = default;
 DataParallel::DataParallel(DataParallel&&) noexcept = default;

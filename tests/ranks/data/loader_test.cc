@@ -165,6 +165,50 @@ TEST(LoaderTest, AnUnevenEpochTrainsToTheOneRankResult) {
   on_threads(3, [&](World& world) { EXPECT_NEAR(train(world.comm()), reference, 1e-12 * reference); });
 }
 
+// Rank 0 holds 8 batches, rank 1 holds 7: both take 8 steps, and rank 1's last one weighs nothing.
+TEST(LoaderTest, RanksWithUnequalShardsTrainToTheOneRankResult) {
+  const auto epoch = [](auto& data, DataParallel& dp, at::Tensor& w) {
+    torch::optim::SGD optimizer({w}, 0.01);
+    int steps = 0;
+    for (auto& batch : data) {
+      optimizer.zero_grad();
+      global_mean((w * batch.data - batch.target).square().sum(), batch.data.size(0), dp).backward();
+      optimizer.step();
+      ++steps;
+    }
+    return steps;
+  };
+  at::Tensor expected = torch::zeros({1}, torch::kDouble);
+  for (int64_t step = 0; step < 8; ++step) {  // by hand: both ranks read 0 .. 7 in order, rank 1 has no row 7
+    const double x = static_cast<double>(step), gradient = 2 * (expected.item<double>() * x - 2 * x) * x;
+    expected -= 0.01 * gradient;
+  }
+  on_threads(2, [&](World& world) {
+    at::Tensor w = torch::zeros({1}, torch::kDouble).requires_grad_();
+    DataParallel dp({{"w", w}}, {}, world.comm());
+    auto data = loader(stacked(world.rank() == 0 ? 8 : 7), world.comm(), {.batch = 1, .shuffle = false, .own_shard = true});
+    EXPECT_EQ(epoch(*data, dp, w), 8);
+    EXPECT_NEAR(w.item<double>(), expected.item<double>(), 1e-12);
+    EXPECT_GT(w.item<double>(), 0.5);
+    const int64_t position = data->position();
+    data->seek(3);
+    EXPECT_EQ(epoch(*data, dp, w), 5);
+    EXPECT_EQ(data->position(), position);
+  });
+}
+
+// 5 samples on 2 ranks, of which sample 0 is judged wrong: 4 of 5 are right, none counts twice.
+TEST(LoaderTest, EvaluationCountsEverySampleOnce) {
+  on_threads(2, [](World& world) {
+    auto data = loader(stacked(5), world.comm(), {.batch = 2, .shuffle = false});
+    at::Tensor counts = torch::zeros({2}, torch::kLong);  // right, all
+    for (auto& batch : *data) counts += torch::stack({(batch.data > 0).sum(), torch::tensor(batch.data.size(0))});
+    world.comm().all_reduce(counts).wait();
+    EXPECT_EQ(counts[0].item<int64_t>(), 4);
+    EXPECT_EQ(counts[1].item<int64_t>(), 5);
+  });
+}
+
 TEST(DistributedSamplerTest, FeedsTorchsDataLoaderAndSavesItsState) {
   Seen seen;
   on_threads(2, [&](World& world) {

@@ -76,6 +76,39 @@ TEST(LossNormalisation, AnIncompleteLastGroupIsDividedByWhatItHolds) {
   }
 }
 
+// 3 micro-batches where 4 make a step: one update, divided by 3, and no gradient is left for the next epoch.
+TEST(LossNormalisation, AnEpochShorterThanAStepStillUpdates) {
+  on_threads(2, [](World& world) {
+    OneWeight one(world.comm());
+    torch::optim::SGD optimizer({one.w}, torch::optim::SGDOptions(1.0));
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      optimizer.zero_grad();
+      for (int k = 0; k < 3; ++k) {
+        one.dp.sync(k == 2);
+        scale_loss((one.w * (k + 1.0)).sum(), 3 * world.size(), one.dp).backward();
+      }
+      EXPECT_DOUBLE_EQ(one.w.grad().item<double>(), 2.0);
+      optimizer.step();
+    }
+    EXPECT_DOUBLE_EQ(one.w.item<double>(), -4.0);
+  });
+}
+
+// A parameter whose first gradient comes in the last micro-step, in bf16 beside fp32 sums of others.
+TEST(LowPrecision, AGradientOfTheLastMicroStepOnlyIsKeptInFp32Too) {
+  on_threads(2, [](World& world) {
+    at::Tensor w = torch::zeros({1}, torch::kBFloat16).requires_grad_(), late = torch::zeros({1}, torch::kBFloat16).requires_grad_();
+    DataParallel dp({{"w", w}, {"late", late}}, {}, world.comm(), {.gradient_dtype = at::kFloat});
+    for (int k = 0; k < 3; ++k) {
+      dp.sync(k == 2);
+      (k == 2 ? w + 3 * late : w).sum().backward();
+    }
+    EXPECT_EQ(w.grad().item<float>(), 3.0F);
+    EXPECT_EQ(late.grad().scalar_type(), at::kFloat);
+    EXPECT_EQ(late.grad().item<float>(), 3.0F);
+  });
+}
+
 // 1.0 and then 256 additions of 2^-9: 1.5, where a bf16 accumulator stays at 1.0. On one rank as on several.
 TEST(LowPrecision, GradientsOfBf16ParametersAccumulateInFp32) {
   for (const int ranks : {1, 2}) {
