@@ -28,12 +28,19 @@ torch_findings() {
     version=$(awk '/define TORCH_VERSION_(MAJOR|MINOR|PATCH) / {printf "%s%s", dot, $3; dot = "."}' "$dir/include/torch/headeronly/version.h")
     if [ "$(printf '%s\n' 2.11 "$version" | sort -V | head -n 1)" != 2.11 ]; then echo "version $version is older than 2.11"; fi
   fi
+  for file in lib/libtorch_cpu.so lib/libc10.so; do
+    # A pointer of a large-file store, or a download that was cut; ldd would end this script without a word.
+    if [ -e "$dir/$file" ] && [ "$(head -c 4 "$dir/$file" | tail -c 3)" != ELF ]; then
+      echo "$file is not a shared library"
+      return
+    fi
+  done
   if [ -e "$dir/lib/libc10.so" ] && ! grep -qaF 'NSt7__cxx1112basic_string' "$dir/lib/libc10.so"; then
     echo "lib/libc10.so has the old C++ ABI (_GLIBCXX_USE_CXX11_ABI=0); take a build with the C++11 ABI"
   fi
   if [ -e "$dir/lib/libtorch_cpu.so" ]; then
     if ! grep -qaF 'c10d16ProcessGroupGloo' "$dir/lib/libtorch_cpu.so"; then echo "lib/libtorch_cpu.so holds no Gloo back end (USE_DISTRIBUTED=1, USE_GLOO=1)"; fi
-    ldd "$dir/lib/libtorch_cpu.so" 2>/dev/null | awk '/not found/ {print "lib/libtorch_cpu.so needs " $1 ", which is not found"}'
+    { ldd "$dir/lib/libtorch_cpu.so" 2>/dev/null || true; } | awk '/not found/ {print "lib/libtorch_cpu.so needs " $1 ", which is not found"}'
   fi
 }
 
