@@ -21,6 +21,8 @@
 namespace weft::cli {
 namespace {
 
+constexpr double kMost = 1e18;  // of counts and durations: what double still counts exactly enough
+
 struct Options {
   JobOptions job;
   LayoutOptions layout;
@@ -47,7 +49,6 @@ void print(const plan::Job& job, const plan::Estimate& estimate, const Options& 
 /// Memory to serve a model: weights at `bits`, keys and values of the sequences in flight.
 void estimate_inference(const Options& options) {
   const model::ModelSpec spec = options.job.spec();
-  if (options.inference_bits <= 0 || options.inference_bits > 32) throw ConfigError(fmt::format("--inference {}: bits per weight are 16, 8 or 4", options.inference_bits));
   const double sequence = static_cast<double>(options.job.resolved_sequence(spec)), parameters = static_cast<double>(model::parameter_count(spec));
   const double weights = cost::weight_bytes(parameters, options.inference_bits), token = cost::kv_cache_bytes_per_token(spec);
   const double cache = token * sequence * static_cast<double>(options.inference_sequences);
@@ -98,15 +99,15 @@ void add_estimate(CLI::App& app) {
   auto options = std::make_shared<Options>();
   options->job.add_to(*command);
   options->layout.add_to(*command);
-  command->add_option("--runs", options->runs, "CSV file of runs, one per row");
-  command->add_option("--out", options->out, "with --runs: file for id,step_time_s,peak_mem_gb,fits,p_fit,reason; default stdout");
-  command->add_option("--row", options->row, "with --runs: show the estimate of this id");
-  command->add_option("--tokens", options->tokens, "tokens of the whole training: days, price, checkpoint interval");
-  command->add_option("--device-mttf", options->device_mttf_hours, "mean hours to failure of one device (Llama 3 report: 45,000 to 50,000)")->capture_default_str();
-  command->add_option("--save", options->save_s, "seconds that one checkpoint blocks training")->capture_default_str();
-  command->add_option("--restart", options->restart_s, "seconds from a failure to the next step")->capture_default_str();
-  command->add_option("--inference", options->inference_bits, "memory to serve the model at this many bits per weight");
-  command->add_option("--sequences", options->inference_sequences, "with --inference: sequences in flight")->capture_default_str();
+  CLI::Option* runs = command->add_option("--runs", options->runs, "CSV file of runs, one per row");
+  command->add_option("--out", options->out, "with --runs: file for id,step_time_s,peak_mem_gb,fits,p_fit,reason; default stdout")->needs(runs);
+  command->add_option("--row", options->row, "with --runs: show the estimate of this id")->needs(runs);
+  command->add_option("--tokens", options->tokens, "tokens of the whole training: days, price, checkpoint interval")->check(number_in(1, kMost));
+  command->add_option("--device-mttf", options->device_mttf_hours, "mean hours to failure of one device (Llama 3 report: 45,000 to 50,000)")->check(number_in(0, kMost, true))->capture_default_str();
+  command->add_option("--save", options->save_s, "seconds that one checkpoint blocks training")->check(number_in(0, kMost))->capture_default_str();
+  command->add_option("--restart", options->restart_s, "seconds from a failure to the next step")->check(number_in(0, kMost))->capture_default_str();
+  command->add_option("--inference", options->inference_bits, "memory to serve the model at this many bits per weight: 16, 8, 4, ...")->check(number_in(1, 32));
+  command->add_option("--sequences", options->inference_sequences, "with --inference: sequences in flight")->check(number_in(1, kMost))->capture_default_str();
   command->footer("Example:\n  weft estimate --model llama3-70b --machine h100 --devices 64 --batch 512 --seq 8192 --tp 8 --pp 4 --chunks 5");
   command->callback([options] {
     if (!options->runs.empty()) estimate_runs(*options);

@@ -1,25 +1,44 @@
 #include "weft/cli/job_options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cstdlib>
 
 #include "weft/core/error.h"
 #include "weft/model/hf_config.h"
 #include "weft/model/presets.h"
 
 namespace weft::cli {
+namespace {
+
+// No job comes near these; they keep products of sizes finite and make slips of the keyboard errors.
+constexpr double kMostDevices = 1e7, kMostBatch = 1e9, kMostTokens = 1e8, kMostGbits = 1e6, kMostPrice = 1e9, kMostConstant = 1e6;
+
+}  // namespace
+
+CLI::Validator number_in(double low, double high, bool above) {
+  const auto rule = [=](const std::string& text) -> std::string {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (end != text.c_str() && *end == '\0' && (above ? value > low : value >= low) && value <= high) return {};
+    return fmt::format("{} is out of range ({} {:g}, at most {:g})", text, above ? "more than" : "at least", low, high);
+  };
+  return CLI::Validator(rule, "");
+}
 
 void JobOptions::add_to(CLI::App& command) {
   command.add_option("--model", model, "preset (llama3-70b, gpt3-175b, ...) or path of a Hugging Face config.json")->capture_default_str();
   command.add_option("--machine", machine, "accelerator: h100, a100, b200, gb200, mi300x, ...")->capture_default_str();
-  command.add_option("--devices", devices, "number of accelerators")->capture_default_str();
-  command.add_option("--batch", batch, "sequences per step over all devices")->capture_default_str();
-  command.add_option("--seq", sequence, "tokens per sequence; default: the model's context, at most 8192");
+  command.add_option("--devices", devices, "number of accelerators")->check(number_in(1, kMostDevices))->capture_default_str();
+  command.add_option("--batch", batch, "sequences per step over all devices")->check(number_in(1, kMostBatch))->capture_default_str();
+  command.add_option("--seq", sequence, "tokens per sequence; default: the model's context, at most 8192")->check(number_in(1, kMostTokens));
   command.add_option("--precision", precision, "bf16, fp16, fp8, fp4 or fp32")->capture_default_str();
-  command.add_option("--nic", nic_gbits, "network bandwidth per device in Gbit/s; default: the device's usual NIC");
-  command.add_option("--node", node_devices, "devices per node; default: the usual node");
+  command.add_option("--nic", nic_gbits, "network bandwidth per device in Gbit/s; default: the device's usual NIC")->check(number_in(0, kMostGbits, true));
+  command.add_option("--node", node_devices, "devices per node; default: the usual node")->check(number_in(1, kMostDevices));
   command.add_flag("--eager", eager, "unfused kernels, as in PyTorch without a compiler");
   command.add_flag("--overlap-tp", overlap_tp, "tensor-parallel communication is split and overlapped");
-  command.add_option("--price", price, "price of one device-hour");
+  command.add_option("--price", price, "price of one device-hour")->check(number_in(0, kMostPrice));
   command.add_option("--constant", constants, "NAME=VALUE: replaces a constant of the cost model, for calibration");
   command.add_flag("--json", json, "one JSON object on stdout");
 }
@@ -31,9 +50,7 @@ model::ModelSpec JobOptions::spec() const {
 
 machine::Machine JobOptions::resolved_machine() const {
   machine::Machine resolved = machine::Machine::of(machine);
-  if (nic_gbits < 0) throw ConfigError("--nic " + std::to_string(nic_gbits) + ": a bandwidth is positive; leave it out for the usual NIC");
   if (nic_gbits > 0) resolved.nic_gbits = nic_gbits;
-  if (node_devices < 0) throw ConfigError("--node " + std::to_string(node_devices) + ": a node has at least one device");
   if (node_devices > 0) {
     if (resolved.link_domain <= resolved.node_devices) resolved.link_domain = node_devices;
     resolved.node_devices = node_devices;
@@ -61,6 +78,7 @@ cost::Tuning JobOptions::tuning() const {
     char* end = nullptr;
     const double value = equals == std::string::npos ? 0 : std::strtod(setting.c_str() + equals + 1, &end);
     if (end == nullptr || *end != '\0' || end == setting.c_str() + equals + 1) throw ConfigError("--constant " + setting + ": the form is NAME=VALUE with a number");
+    if (!(value >= 0) || value > kMostConstant) throw ConfigError("--constant " + setting + ": constants are shares, times and sizes, at least 0 and at most 1e6");
     cost::set_constant(tuning, setting.substr(0, equals), value);
   }
   return tuning;

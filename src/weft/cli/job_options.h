@@ -12,6 +12,9 @@
 
 namespace weft::cli {
 
+/// For option->check(): a finite number from `low` (or above it, if `above`) to `high`; the error has value and rule.
+CLI::Validator number_in(double low, double high, bool above = false);
+
 struct JobOptions {
   std::string model = "llama3-8b";
   std::string machine = "h100";

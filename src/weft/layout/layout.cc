@@ -8,7 +8,7 @@ namespace weft::layout {
 namespace {
 
 void check_positive(Findings& findings, const char* name, int64_t value) {
-  if (value < 1) findings.add(name, fmt::format("{} is not a degree; the rule is {} >= 1", value, name), "use 1 to switch it off");
+  if (value < 1) findings.add(name, fmt::format("{}; the rule is {} >= 1", value, name), "use 1 for none");
 }
 
 void check_heads(Findings& findings, const Layout& layout, const model::ModelSpec& spec) {
