@@ -3,41 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "weft/cost/widths.h"
+
 namespace weft::cost {
 namespace {
 
 using machine::Software;
-
-/// Widths of one block on one tensor-parallel rank.
-struct Widths {
-  double q = 0, kv = 0, value = 0, heads = 0, head_dim = 0;
-};
-
-Widths widths_of(const model::AttentionSpec& attention, double tp) {
-  Widths widths;
-  widths.heads = static_cast<double>(attention.heads) / tp;
-  if (attention.latent) {
-    const model::LatentAttention& latent = *attention.latent;
-    widths.head_dim = static_cast<double>(latent.qk_nope_dim + latent.qk_rope_dim);
-    widths.q = widths.heads * widths.head_dim;
-    widths.kv = widths.q;
-    widths.value = widths.heads * static_cast<double>(latent.v_dim);
-    return widths;
-  }
-  widths.head_dim = static_cast<double>(attention.head_dim);
-  widths.q = widths.heads * widths.head_dim;
-  // Fewer KV heads than tensor-parallel ranks: every rank keeps one.
-  widths.kv = std::max(1.0, static_cast<double>(attention.kv_heads) / tp) * widths.head_dim;
-  widths.value = widths.q;
-  return widths;
-}
-
-/// Tokens that one query looks at on average.
-double reach(const model::AttentionSpec& attention, double sequence, bool causal) {
-  double tokens = causal ? sequence / 2 : sequence;
-  if (attention.window > 0) tokens = std::min(tokens, static_cast<double>(attention.window));
-  return tokens;
-}
 
 /// Adds the three products of a linear layer: y = x W^T, dx = dy W, dW = dy^T x.
 void add_linear(BlockWork& work, double tokens, double out, double in, const Context& context, double batch = 1, bool trainable = true) {
@@ -147,6 +118,10 @@ void add_mlp(BlockWork& work, double hidden, double ffn, const model::MlpSpec& m
   work.input.launches += eager ? 4 : 1;
 }
 
+/// Kernels around the expert products of one layer's forward, of unfused dispatchers: small micro-batches of expert models run
+/// at 9 ms a layer whatever the device (Megatron-Bridge's tables), which is this many at the host's rate.
+constexpr double kExpertLaunches = 320;
+
 void add_moe(BlockWork& work, const model::MoeSpec& moe, const model::MlpSpec& mlp, double hidden, const Context& context) {
   const layout::Layout& layout = *context.layout;
   const double experts = static_cast<double>(moe.experts) / static_cast<double>(layout.ep);
@@ -163,8 +138,9 @@ void add_moe(BlockWork& work, const model::MoeSpec& moe, const model::MlpSpec& m
   // Permute and unpermute: rows are read and written before and after the experts, and weighted on the way back.
   work.forward.memory += stream_time(rows * width * 10, context.rates);
   work.input.memory += stream_time(rows * width * 12, context.rates);
-  work.forward.launches += 20;
-  work.input.launches += 25;
+  // Routing, permutation, dispatch with its counts read by the host, and per-expert bookkeeping are hundreds of small kernels.
+  work.forward.launches += kExpertLaunches;
+  work.input.launches += 1.3 * kExpertLaunches;
   // A token crosses the network once for every node that holds one of its experts, and is copied there.
   const double domains = std::ceil(context.ep.domains()), k = static_cast<double>(moe.top_k);
   const double copies = domains > 1 ? domains * (1 - std::pow(1 - 1 / domains, k)) / k : 1;
@@ -239,41 +215,6 @@ void add_recompute(BlockWork& work, const Context& context) {
 
 }  // namespace
 
-Work& Work::operator+=(const Work& other) {
-  gemm += other.gemm;
-  attention += other.attention;
-  memory += other.memory;
-  tp += other.tp;
-  cp += other.cp;
-  ep += other.ep;
-  launches += other.launches;
-  return *this;
-}
-
-Work operator*(double factor, Work work) {
-  return {factor * work.gemm, factor * work.attention, factor * work.memory, factor * work.tp, factor * work.cp, factor * work.ep, factor * work.launches};
-}
-
-Context Context::of(const layout::Layout& layout, const machine::Machine& machine, const machine::Software& software, const Tuning& tuning, double sequence,
-                    machine::Precision precision, bool layer_norm) {
-  Context context;
-  context.layout = &layout;
-  context.software = &software;
-  context.tuning = &tuning;
-  context.rates = Rates::of(machine.device, precision, tuning);
-  context.tp = group_of(machine, layout.tp, 1, tuning);
-  context.cp = group_of(machine, layout.cp, layout.tp, tuning);
-  context.ep = group_of(machine, layout.ep, layout.etp, tuning);
-  context.sequence = sequence;
-  context.tokens = sequence * static_cast<double>(layout.micro_batch) / static_cast<double>(layout.cp);
-  context.low_precision = precision == machine::Precision::fp8 || precision == machine::Precision::fp4;
-  context.layer_norm = layer_norm;
-  context.generation = machine.device.generation;
-  return context;
-}
-
-double Context::norm_tokens() const { return layout->sequence_parallel ? tokens / tp.ranks : tokens; }
-
 BlockWork block_work(const model::BlockSpec& block, double hidden, const Context& context) {
   BlockWork work;
   add_attention(work, block.attention, hidden, context);
@@ -313,46 +254,6 @@ BlockWork embedding_work(double hidden, double, const Context& context) {
   work.forward.launches += 5;
   work.weight.launches += 5;
   return work;
-}
-
-double block_linear_flops(const model::BlockSpec& block, double hidden) {
-  const model::AttentionSpec& attention = block.attention;
-  double weights = 0;
-  if (attention.latent) {
-    const model::LatentAttention& latent = *attention.latent;
-    const double heads = static_cast<double>(attention.heads), qk = static_cast<double>(latent.qk_nope_dim + latent.qk_rope_dim);
-    const double q_rank = static_cast<double>(latent.q_lora_rank), kv_rank = static_cast<double>(latent.kv_lora_rank);
-    weights += q_rank > 0 ? hidden * q_rank + q_rank * heads * qk : hidden * heads * qk;
-    weights += hidden * (kv_rank + static_cast<double>(latent.qk_rope_dim)) + kv_rank * heads * static_cast<double>(latent.qk_nope_dim + latent.v_dim);
-    weights += hidden * heads * static_cast<double>(latent.v_dim);
-  } else {
-    weights += 2 * hidden * static_cast<double>((attention.heads + attention.kv_heads) * attention.head_dim);
-  }
-  const double matrices = block.mlp.gated ? 3 : 2;
-  if (block.moe) {
-    const double width = block.moe->latent_dim > 0 ? static_cast<double>(block.moe->latent_dim) : hidden;
-    weights += matrices * (width * static_cast<double>(block.moe->top_k * block.moe->expert_ffn) + hidden * static_cast<double>(block.moe->shared_ffn));
-    if (block.moe->latent_dim > 0) weights += 2 * hidden * width;
-    weights += hidden * static_cast<double>(block.moe->experts);
-  } else {
-    weights += matrices * hidden * static_cast<double>(block.mlp.ffn);
-  }
-  return 2 * weights;
-}
-
-double block_attention_flops(const model::BlockSpec& block, double sequence, bool causal) {
-  const Widths widths = widths_of(block.attention, 1);
-  return 2 * reach(block.attention, sequence, causal) * (widths.q + widths.value);
-}
-
-double training_flops(const model::ModelSpec& spec, double sequence, bool causal) {
-  const double hidden = static_cast<double>(spec.hidden);
-  double forward = 2 * hidden * static_cast<double>(spec.vocab);
-  for (const model::BlockSpec& block : spec.blocks) forward += block_linear_flops(block, hidden) + block_attention_flops(block, sequence, causal);
-  if (spec.mtp_layers > 0)
-    forward += static_cast<double>(spec.mtp_layers) *
-               (block_linear_flops(spec.blocks.back(), hidden) + block_attention_flops(spec.blocks.back(), sequence, causal) + 4 * hidden * hidden + 2 * hidden * static_cast<double>(spec.vocab));
-  return 3 * forward;
 }
 
 }  // namespace weft::cost

@@ -172,6 +172,10 @@ Memory stage_peak(const Job& job, const cost::Tuning& tuning, const cost::Activa
   return memory;
 }
 
+void judge(Memory& memory, const Job& job, const cost::Tuning& tuning) {
+  memory.fit_probability = fit_probability(memory.needed(), job.machine.device.memory_gib * kGiB, tuning.fit_sigma);
+}
+
 }  // namespace
 
 double fit_probability(double needed, double capacity, double sigma) { return 0.5 * std::erfc((needed - capacity) / (sigma * needed) / std::sqrt(2.0)); }
@@ -180,16 +184,24 @@ std::vector<Memory> stage_memory(const Job& job, const cost::Tuning& tuning) {
   const cost::ActivationShape shape = shape_of(job, tuning);
   const Shares shares = shares_of(job, shape);
   std::vector<Memory> stages;
+  stages.reserve(static_cast<size_t>(job.layout.pp));
   for (int64_t index = 0; index < job.layout.pp; ++index) {
     stages.push_back(stage_peak(job, tuning, shape, shares, index));
-    stages.back().fit_probability = fit_probability(stages.back().needed(), job.machine.device.memory_gib * kGiB, tuning.fit_sigma);
+    judge(stages.back(), job, tuning);
   }
   return stages;
 }
 
 Memory peak_memory(const Job& job, const cost::Tuning& tuning) {
-  const std::vector<Memory> stages = stage_memory(job, tuning);
-  return *std::max_element(stages.begin(), stages.end(), [](const Memory& a, const Memory& b) { return a.allocated() < b.allocated(); });
+  const cost::ActivationShape shape = shape_of(job, tuning);
+  const Shares shares = shares_of(job, shape);
+  Memory fullest = stage_peak(job, tuning, shape, shares, 0);
+  for (int64_t index = 1; index < job.layout.pp; ++index) {
+    const Memory stage = stage_peak(job, tuning, shape, shares, index);
+    if (stage.allocated() > fullest.allocated()) fullest = stage;
+  }
+  judge(fullest, job, tuning);
+  return fullest;
 }
 
 Estimate estimate(const Job& job, const cost::Tuning& tuning) {

@@ -21,7 +21,7 @@ constexpr double kCompiledLossYear = 2025;
 bool is_nemo(const RunRow& row) {
   const std::string source = lower_case(row.text("source"));
   if (has(source, "automodel") || has(source, "maxtext") || has(source, "jax")) return false;
-  for (const char* name : {"dgxc", "nvidia nemo", "nvidia-nemo", "_nemo", "megatron-bridge"})
+  for (const char* name : {"dgxc", "nvidia nemo", "nvidia-nemo", "_nemo", "megatron-bridge", "mlcommons training"})
     if (has(source, name)) return true;
   return false;
 }
@@ -88,7 +88,8 @@ machine::Software software_of_run(const RunRow& row, const machine::Machine& mac
     software.overlap_gather = false;
     software.gradients = modern ? Software::Gradients::half : Software::Gradients::mixed;
   }
-  software.overlap_tp = modern && !fsdp;
+  // Split and overlapped products are Transformer Engine's, from Hopper on; Megatron-LM's own layers and DeepSpeed's wait.
+  software.overlap_tp = modern && !fsdp && !zero1 && machine.device.generation >= 9;
   if (has(notes, "no tp-comm")) software.overlap_tp = false, software.overlap_pp = false;
   if (has(notes, "async tp") || has(notes, "asynctp")) software.overlap_tp = true;
   const bool compiled = has(notes, "compile");
