@@ -33,17 +33,17 @@ struct Options {
 };
 
 void print(const plan::Job& job, const plan::Estimate& estimate, const Options& options) {
-  const double price = options.job.price;
+  const plan::Rates& rates = options.job.rates;
   std::optional<plan::Campaign> campaign;
   if (options.tokens > 0) campaign = plan::campaign(job, estimate, {options.tokens, options.device_mttf_hours * 3600, options.save_s, options.restart_s});
   if (options.job.json) {
-    Json out = plan::estimate_json(job, estimate, price);
-    if (campaign) out["campaign"] = plan::campaign_json(*campaign, price);
+    Json out = plan::estimate_json(job, estimate, rates);
+    if (campaign) out["campaign"] = plan::campaign_json(*campaign, rates);
     std::cout << out.dump(2) << "\n";
     return;
   }
-  std::cout << plan::estimate_text(job, estimate, price);
-  if (campaign) std::cout << plan::campaign_text(*campaign, price);
+  std::cout << plan::estimate_text(job, estimate, rates);
+  if (campaign) std::cout << plan::campaign_text(*campaign, rates);
 }
 
 /// Memory to serve a model: weights at `bits`, keys and values of the sequences in flight.
@@ -109,7 +109,8 @@ void add_estimate(CLI::App& app) {
   command->add_option("--inference", options->inference_bits, "memory to serve the model at this many bits per weight: 16, 8, 4, ...")->check(number_in(1, 32));
   command->add_option("--sequences", options->inference_sequences, "with --inference: sequences in flight")->check(number_in(1, kMost))->capture_default_str();
   command->footer("Example:\n  weft estimate --model llama3-70b --machine h100 --devices 64 --batch 512 --seq 8192 --tp 8 --pp 4 --chunks 5");
-  command->callback([options] {
+  command->callback([options, command] {
+    options->job.read_config(*command);
     if (!options->runs.empty()) estimate_runs(*options);
     else if (options->inference_bits != 0) estimate_inference(*options);
     else estimate_one(*options);

@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
 
+#include "weft/config/check.h"
+#include "weft/config/parse.h"
 #include "weft/core/error.h"
 #include "weft/model/hf_config.h"
 #include "weft/model/presets.h"
@@ -13,7 +17,7 @@ namespace weft::cli {
 namespace {
 
 // No job comes near these; they keep products of sizes finite and make slips of the keyboard errors.
-constexpr double kMostDevices = 1e7, kMostBatch = 1e9, kMostTokens = 1e8, kMostGbits = 1e6, kMostPrice = 1e9, kMostConstant = 1e6;
+constexpr double kMostDevices = 1e7, kMostBatch = 1e9, kMostTokens = 1e8, kMostGbits = 1e6, kMostWatts = 1e6, kMostPrice = 1e9, kMostConstant = 1e6;
 
 }  // namespace
 
@@ -38,12 +42,32 @@ void JobOptions::add_to(CLI::App& command) {
   command.add_option("--node", node_devices, "devices per node; default: the usual node")->check(number_in(1, kMostDevices));
   command.add_flag("--eager", eager, "unfused kernels, as in PyTorch without a compiler");
   command.add_flag("--overlap-tp", overlap_tp, "tensor-parallel communication is split and overlapped");
-  command.add_option("--price", price, "price of one device-hour")->check(number_in(0, kMostPrice));
+  command.add_option("--price", rates.price, "price of one device-hour")->check(number_in(0, kMostPrice));
+  command.add_option("--watts", rates.watts, "power of one device with its share of host and cooling: energy per token")->check(number_in(0, kMostWatts));
+  command.add_option("--config", config, "training configuration (TOML): model, sequence, batch, micro-batch and precision where no option says otherwise");
   command.add_option("--constant", constants, "NAME=VALUE: replaces a constant of the cost model, for calibration");
   command.add_flag("--json", json, "one JSON object on stdout");
 }
 
+void JobOptions::read_config(const CLI::App& command) {
+  if (config.empty()) return;
+  std::ifstream in(config);
+  if (!in) throw ConfigError("--config " + config + ": the file cannot be read");
+  std::stringstream text;
+  text << in.rdbuf();
+  Findings findings;
+  const config::RunConfig run = config::parse(text.str(), config, findings);
+  findings.throw_if_any(config);
+  const auto said = [&](const char* option) { return command.count(option) > 0; };
+  if (!said("--model")) from_config = config::model_spec(run, 0);
+  if (!said("--seq")) sequence = run.data.seq;
+  if (!said("--batch")) batch = run.train.global_batch;
+  if (!said("--precision")) precision = run.train.dtype == "fp64" ? "fp32" : run.train.dtype;
+  micro_batch = run.train.micro_batch;
+}
+
 model::ModelSpec JobOptions::spec() const {
+  if (from_config) return *from_config;
   if (model.ends_with(".json")) return model::read_hf_config(model);
   return model::preset(model);
 }

@@ -3,12 +3,14 @@
 
 #include <CLI/CLI.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "weft/cost/tuning.h"
 #include "weft/machine/machine.h"
 #include "weft/model/spec.h"
+#include "weft/plan/campaign.h"
 
 namespace weft::cli {
 
@@ -25,13 +27,18 @@ struct JobOptions {
   double nic_gbits = 0;  ///< 0: the device's usual NIC
   int64_t node_devices = 0;
   bool eager = false, overlap_tp = false;
-  double price = 0;
+  plan::Rates rates;
+  std::string config;  ///< a training configuration that fills what the command line leaves out
   std::vector<std::string> constants;
   bool json = false;
+  int64_t micro_batch = 0;                 ///< of the training configuration; 0: not said
+  std::optional<model::ModelSpec> from_config;
 
   void add_to(CLI::App& command);
   /// Preset name or path of a Hugging Face config.json.
   model::ModelSpec spec() const;
+  /// Takes model, sequence, batch, precision and micro-batch from the training configuration, unless options said so.
+  void read_config(const CLI::App& command);
   machine::Machine resolved_machine() const;
   machine::Software software() const;
   int64_t resolved_sequence(const model::ModelSpec& spec) const;

@@ -21,6 +21,7 @@ layout::Layout LayoutOptions::resolved(const JobOptions& job, const model::Model
   layout::Layout layout = this->layout;
   layout.recompute = parse_recompute(recompute);
   layout.global_batch = job.batch;
+  if (job.micro_batch > 0 && layout.micro_batch == 1) layout.micro_batch = job.micro_batch;
   layout.sequence_parallel = layout.tp > 1 && !no_sequence_parallel;
   Findings findings;
   const int64_t model_ranks = layout.pp * layout.cp * layout.tp;

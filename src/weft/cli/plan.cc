@@ -4,6 +4,7 @@
 
 #include "weft/cli/job_options.h"
 #include "weft/cli/planner_commands.h"
+#include "weft/config/fields.h"
 #include "weft/core/error.h"
 #include "weft/core/json.h"
 #include "weft/plan/export.h"
@@ -48,7 +49,8 @@ void run(const Options& options) {
   const plan::SearchResult result = plan::search(request, tuning);
   const std::vector<std::string> words = plan::explain(request, result, tuning);
   if ((!options.export_to.empty() || !options.out.empty()) && result.ranked.empty()) throw ConfigError("nothing fits, so there is no plan to write:\n  " + words.back());
-  if (!options.out.empty()) write_text(options.out, plan::plan_toml(request, result.ranked.front()));
+  const auto known = [](const std::string& key) { return config::find_field(key) != nullptr; };
+  if (!options.out.empty()) write_text(options.out, plan::plan_toml(request, result.ranked.front(), known));
   if (!options.export_to.empty()) {
     std::cout << plan::export_flags(options.export_to, request, result.ranked.front());
     return;
@@ -75,7 +77,10 @@ void add_plan(CLI::App& app) {
   command->add_option("--out", options->out, "write the best plan to this TOML file");
   command->add_option("--export", options->export_to, "print the best layout as flags of megatron or torchtitan");
   command->footer("Example:\n  weft plan --model llama3-70b --machine h100 --devices 64 --batch 1024 --seq 8192");
-  command->callback([options] { run(*options); });
+  command->callback([options, command] {
+    options->job.read_config(*command);
+    run(*options);
+  });
 }
 
 }  // namespace weft::cli

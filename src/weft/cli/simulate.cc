@@ -99,7 +99,10 @@ void add_simulate(CLI::App& app) {
   command->footer(
       "Example:\n  weft simulate --model llama3-8b --machine h100 --devices 16 --batch 64 --seq 8192 --tp 2 --pp 4 "
       "--trace step.json");
-  command->callback([options] { run(*options); });
+  command->callback([options, command] {
+    options->job.read_config(*command);
+    run(*options);
+  });
 }
 
 }  // namespace weft::cli

@@ -25,19 +25,21 @@ Campaign campaign(const Job& job, const Estimate& estimate, const CampaignInput&
   return out;
 }
 
-std::string campaign_text(const Campaign& campaign, double price) {
+std::string campaign_text(const Campaign& campaign, const Rates& rates) {
   std::string out = fmt::format("\nTraining on {} tokens\n", count_text(campaign.tokens));
   out += fmt::format("  {} with failures and checkpoints ({} without); {} device-hours\n", seconds_text(campaign.wall_s), seconds_text(campaign.train_s), count_text(campaign.device_hours));
   out += fmt::format("  a failure every {} ({:.0f} expected); save every {}; {:.1f}% of the time trains\n", seconds_text(campaign.failure_s), campaign.failures, seconds_text(campaign.interval_s), 100 * campaign.effective);
-  if (price > 0) out += fmt::format("  price {}\n", count_text(campaign.device_hours * price));
+  if (rates.price > 0) out += fmt::format("  price {}\n", count_text(campaign.device_hours * rates.price));
+  if (rates.watts > 0) out += fmt::format("  energy {} kWh\n", count_text(campaign.device_hours * rates.watts / 1000));
   out += fmt::format("  hint: 20 tokens per parameter, the best use of a training budget, would be {}\n", count_text(campaign.compute_optimal_tokens));
   return out;
 }
 
-Json campaign_json(const Campaign& campaign, double price) {
+Json campaign_json(const Campaign& campaign, const Rates& rates) {
   Json out = {{"tokens", campaign.tokens}, {"train_s", campaign.train_s}, {"wall_s", campaign.wall_s}, {"mean_time_between_failures_s", campaign.failure_s}, {"checkpoint_interval_s", campaign.interval_s},
               {"effective_time", campaign.effective}, {"failures", campaign.failures}, {"device_hours", campaign.device_hours}};
-  if (price > 0) out["price"] = campaign.device_hours * price;
+  if (rates.price > 0) out["price"] = campaign.device_hours * rates.price;
+  if (rates.watts > 0) out["energy_kwh"] = campaign.device_hours * rates.watts / 1000;
   return out;
 }
 

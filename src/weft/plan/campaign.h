@@ -8,6 +8,12 @@
 
 namespace weft::plan {
 
+/// What a device costs while it works; 0: not asked for.
+struct Rates {
+  double price = 0;  ///< of one device-hour
+  double watts = 0;  ///< of one device with its share of host, network and cooling
+};
+
 struct CampaignInput {
   double tokens = 0;
   double device_mttf_s = 0;  ///< mean seconds to failure of one device
@@ -28,7 +34,7 @@ struct Campaign {
 };
 
 Campaign campaign(const Job& job, const Estimate& estimate, const CampaignInput& input);
-std::string campaign_text(const Campaign& campaign, double price_per_device_hour);
-Json campaign_json(const Campaign& campaign, double price_per_device_hour);
+std::string campaign_text(const Campaign& campaign, const Rates& rates);
+Json campaign_json(const Campaign& campaign, const Rates& rates);
 
 }  // namespace weft::plan

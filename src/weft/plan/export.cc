@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "weft/core/error.h"
 
 namespace weft::plan {
@@ -49,15 +51,41 @@ std::string torchtitan(const SearchRequest& request, const layout::Layout& layou
 
 }  // namespace
 
-std::string plan_toml(const SearchRequest& request, const Candidate& candidate) {
+std::string plan_toml(const SearchRequest& request, const Candidate& candidate, const std::function<bool(const std::string&)>& known) {
   const layout::Layout& layout = candidate.layout;
-  return fmt::format(
-      "# weft plan: {} on {} x {}\n# predicted: {:.4g} s a step, {:.0f} tok/s, {:.1f} GiB on the fullest rank (fits with {:.0f}%)\n\n"
-      "[model]\npreset = \"{}\"\n\n[data]\nseq = {}\n\n[train]\nglobal_batch = {}\nmicro_batch = {}\ndtype = \"{}\"\n\n"
-      "[layout]\ndp = {}\ntp = {}\npp = {}\nchunks = {}\ncp = {}\nep = {}\nzero = {}\nshard_group = {}\nrecompute = \"{}\"\nschedule = \"{}\"\n",
-      request.spec.name, request.devices, request.machine.device.name, candidate.time.step, candidate.tokens_per_second, candidate.memory.device() / kGiB, 100 * candidate.memory.fit_probability, request.spec.name,
-      request.sequence, layout.global_batch, layout.micro_batch, machine::precision_name(request.precision), layout.dp, layout.tp, layout.pp, layout.chunks, layout.cp, layout.ep, layout.zero, layout.shard_group,
-      layout::recompute_name(layout.recompute), layout.chunks > 1 ? "interleaved" : layout.schedule);
+  const auto quoted = [](const std::string& text) { return "\"" + text + "\""; };
+  const bool trains = request.precision == machine::Precision::bf16 || request.precision == machine::Precision::fp32;
+  struct Line {
+    std::string section, name, value;
+    bool usual = false;  ///< says nothing: left out when the runtime has no such key
+  };
+  const std::vector<Line> lines = {
+      {"model", "preset", quoted(request.spec.name)},
+      {"data", "seq", std::to_string(request.sequence)},
+      {"train", "global_batch", std::to_string(layout.global_batch)},
+      {"train", "micro_batch", std::to_string(layout.micro_batch)},
+      {"train", trains ? "dtype" : "precision", quoted(machine::precision_name(request.precision))},
+      {"train", "recompute", quoted(layout::recompute_name(layout.recompute)), layout.recompute == layout::Recompute::none},
+      {"layout", "dp", std::to_string(layout.dp)},
+      {"layout", "tp", std::to_string(layout.tp), layout.tp == 1},
+      {"layout", "pp", std::to_string(layout.pp), layout.pp == 1},
+      {"layout", "chunks", std::to_string(layout.chunks), layout.chunks == 1},
+      {"layout", "cp", std::to_string(layout.cp), layout.cp == 1},
+      {"layout", "ep", std::to_string(layout.ep), layout.ep == 1},
+      {"layout", "zero", std::to_string(layout.zero), layout.zero == 0},
+      {"layout", "shard_group", std::to_string(layout.shard_group), layout.shard_group == 0},
+      {"layout", "schedule", quoted(layout.chunks > 1 ? "interleaved" : layout.schedule), layout.pp == 1},
+  };
+  std::string out = fmt::format("# weft plan: {} on {} x {}\n# predicted: {:.4g} s a step, {:.0f} tok/s, {:.1f} GiB on the fullest rank (fits with {:.0f}%)\n", request.spec.name, request.devices,
+                                request.machine.device.name, candidate.time.step, candidate.tokens_per_second, candidate.memory.device() / kGiB, 100 * candidate.memory.fit_probability);
+  std::string section;
+  for (const Line& line : lines) {
+    const bool live = known(line.section + "." + line.name);
+    if (!live && line.usual) continue;
+    if (line.section != section) out += fmt::format("\n[{}]\n", section = line.section);
+    out += fmt::format("{}{} = {}{}\n", live ? "" : "# ", line.name, line.value, live ? "" : "   (no key of weft train)");
+  }
+  return out;
 }
 
 std::string export_flags(const std::string& target, const SearchRequest& request, const Candidate& candidate) {

@@ -41,8 +41,6 @@ std::string snake(std::string name) {
 
 std::string rule(const std::string& title) { return fmt::format("\n{}\n", title); }
 
-double price_of_step(double step, double devices, double price) { return step / 3600 * devices * price; }
-
 }  // namespace
 
 std::string bar(double share, int width) {
@@ -55,7 +53,7 @@ std::string bar(double share, int width) {
   return out + std::string(static_cast<size_t>(width - used), ' ');
 }
 
-std::string estimate_text(const Job& job, const Estimate& estimate, double price) {
+std::string estimate_text(const Job& job, const Estimate& estimate, const Rates& rates) {
   const Memory& memory = estimate.memory;
   const Time& time = estimate.time;
   const double capacity = job.machine.device.memory_gib * kGiB, devices = static_cast<double>(job.layout.devices());
@@ -73,8 +71,11 @@ std::string estimate_text(const Job& job, const Estimate& estimate, double price
   out += rule("Rates");
   out += fmt::format("  {} ({} per device)\n", rate_text(estimate.tokens_per_second, "tok"), rate_text(estimate.tokens_per_second_per_device, "tok"));
   out += fmt::format("  MFU {:.1f}% (causal half of attention), {:.1f}% (full attention); HFU {:.1f}% (recompute counted)\n", 100 * estimate.mfu, 100 * estimate.mfu_full, 100 * estimate.hfu);
-  if (price > 0)
-    out += fmt::format("  {:.2f} per step, {:.0f} per billion tokens at {:.2f} per device-hour\n", price_of_step(time.step, devices, price), price * devices / 3600 / estimate.tokens_per_second * 1e9, price);
+  const double hours = devices / 3600;  // device-hours per second
+  if (rates.price > 0)
+    out += fmt::format("  {:.2f} per step, {:.0f} per billion tokens at {:.2f} per device-hour\n", hours * time.step * rates.price, hours * rates.price / estimate.tokens_per_second * 1e9, rates.price);
+  if (rates.watts > 0)
+    out += fmt::format("  {:.2f} kWh per step, {:.0f} kWh per billion tokens at {:.0f} W per device\n", hours * time.step * rates.watts / 1000, hours * rates.watts / 1000 / estimate.tokens_per_second * 1e9, rates.watts);
   return out;
 }
 
@@ -136,12 +137,14 @@ std::vector<const Candidate*> distinct(const std::vector<Candidate>& ranked, siz
 
 }  // namespace
 
-Json estimate_json(const Job& job, const Estimate& estimate, double price) {
+Json estimate_json(const Job& job, const Estimate& estimate, const Rates& rates) {
   Json out = {{"device", job.machine.device.name}, {"devices", job.layout.devices()}, {"precision", machine::precision_name(job.precision)}, {"sequence", job.sequence},
               {"parameters", job.model.total_parameters}, {"layout", layout_json(job.layout)}, {"memory", memory_json(estimate.memory)}, {"time", time_json(estimate.time)},
               {"tokens_per_second", estimate.tokens_per_second}, {"tokens_per_second_per_device", estimate.tokens_per_second_per_device}, {"mfu_causal", estimate.mfu},
               {"mfu_full_attention", estimate.mfu_full}, {"hfu_causal", estimate.hfu}};
-  if (price > 0) out["price_per_billion_tokens"] = price * static_cast<double>(job.layout.devices()) / 3600 / estimate.tokens_per_second * 1e9;
+  const double hours_per_billion = static_cast<double>(job.layout.devices()) / 3600 / estimate.tokens_per_second * 1e9;
+  if (rates.price > 0) out["price_per_billion_tokens"] = rates.price * hours_per_billion;
+  if (rates.watts > 0) out["kwh_per_billion_tokens"] = rates.watts / 1000 * hours_per_billion;
   return out;
 }
 

@@ -124,19 +124,19 @@ std::string reason_of(const Memory& memory, double over) {
   const std::pair<double, const char*> parts[] = {{memory.weights, "weights"}, {memory.gradients, "gradients"}, {memory.optimizer, "optimizer state"},
                                                   {memory.activations, "activations"}, {memory.logits, "logits"}, {memory.transient, "buffers in flight"}};
   const auto largest = *std::max_element(std::begin(parts), std::end(parts));
-  return fmt::format("stage {} over by {:.1f} GiB: {} are {:.1f} of {:.1f} GiB", memory.stage, over, largest.second, largest.first / kGiB, memory.device() / kGiB);
+  return fmt::format("stage {} over by {:.1f} GiB: {:.1f} of {:.1f} GiB are {}", memory.stage, over, largest.first / kGiB, memory.needed() / kGiB, largest.second);
 }
 
 /// Bytes beyond the device for which the probability of fitting is at least `probability`.
 double over_bytes(const Memory& memory, double capacity, const SearchRequest& request, const cost::Tuning& tuning) {
-  if (fit_probability(memory.device(), capacity, tuning.fit_sigma) >= request.fit_probability) return 0;
+  if (fit_probability(memory.needed(), capacity, tuning.fit_sigma) >= request.fit_probability) return 0;
   // The quantile of the normal distribution by bisection on the needed size.
-  double low = 0, high = memory.device();
+  double low = 0, high = memory.needed();
   for (int i = 0; i < 40; ++i) {
     const double middle = (low + high) / 2;
     (fit_probability(middle, capacity, tuning.fit_sigma) >= request.fit_probability ? low : high) = middle;
   }
-  return memory.device() - low;
+  return memory.needed() - low;
 }
 
 bool better(const Candidate& a, const Candidate& b, Objective objective) {

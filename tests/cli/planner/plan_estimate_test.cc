@@ -51,6 +51,20 @@ TEST(EstimateCommand, InferenceMemory) {
   EXPECT_EQ(json["weights_bytes"].get<double>(), 2 * 8030261248.0);
 }
 
+TEST(EstimateCommand, ReadsATrainingConfigurationAndCountsEnergy) {
+  const std::string path = testing::TempDir() + "/weft_estimate_config.toml";
+  std::ofstream(path) << "[model]\npreset = \"llama3-8b\"\n[data]\nseq = 4096\n[train]\nglobal_batch = 64\nmicro_batch = 2\ndtype = \"bf16\"\n";
+  const Answer answer = weft("estimate --config " + path + " --devices 8 --zero 3 --watts 1000 --tokens 1e12 --json");
+  ASSERT_EQ(answer.code, 0);
+  const Json json = Json::parse(answer.out);
+  EXPECT_EQ(json["layout"]["global_batch"], 64);
+  EXPECT_EQ(json["layout"]["micro_batch"], 2);
+  EXPECT_GT(json["kwh_per_billion_tokens"].get<double>(), 0);
+  EXPECT_NEAR(json["campaign"]["energy_kwh"].get<double>(), json["campaign"]["device_hours"].get<double>(), 1);
+  EXPECT_EQ(Json::parse(weft("estimate --config " + path + " --devices 8 --batch 128 --json").out)["layout"]["global_batch"], 128);
+  EXPECT_EQ(weft("estimate --config /nonexistent.toml").code, 2);
+}
+
 TEST(EstimateCommand, FindingsAllAtOnceWithExitTwo) {
   const Answer answer = weft("estimate --model llama3-8b --tp 3 --devices 9 --batch 256", true);
   EXPECT_EQ(answer.code, 2);

@@ -83,6 +83,8 @@ TEST(Golden, FlashActivations) {
   EXPECT_EQ(bytes.mlp, 704643072);
   EXPECT_EQ(bytes.total(), 1141899264);
   EXPECT_NEAR(32 * kept_bytes(spec.blocks.front(), bytes, 4096, shape, layout::Recompute::full, true) / kGiB, 2.0, 1e-9);
+  // Operation-level recompute: block input, Q, V, attention output, gate and MLP output, log-sum-exp: 15.5 bytes and a bit.
+  EXPECT_NEAR(kept_bytes(spec.blocks.front(), bytes, 4096, shape, layout::Recompute::half, true) / (8192.0 * 4096), 15.53, 0.01);
 }
 
 TEST(Golden, Flops) {
@@ -149,6 +151,9 @@ TEST(Golden, MicroBatchesInFlight) {
   EXPECT_EQ(in_flight("1f1b", 8, 1, 4, 0), 4);
   for (int64_t stage = 0; stage < 8; ++stage) EXPECT_EQ(2 * in_flight("1f1b", 8, 2, 64, stage), 23 - 2 * stage);
   EXPECT_EQ(in_flight("1f1b", 8, 2, 64, 0), 11.5);
+  // Counted up to W, zero-bubble schedules reach their bound on every stage.
+  for (int64_t stage = 0; stage < 8; ++stage) EXPECT_EQ(in_flight("zb-h1", 8, 1, 64, stage), 8);
+  EXPECT_EQ(in_flight("zb-h2", 8, 1, 64, 0), 15);
   EXPECT_THROW(in_flight("zigzag", 8, 1, 64, 0), ConfigError);
 }
 
