@@ -58,7 +58,9 @@ void Bucket::open_round() {
 }
 
 void Bucket::mark_ready(Slot& slot) {
+  if (!slot.parameter.grad().defined()) return;  // another part of this backward may still give it one
   if (launched_) {
+    if (is_view_of(slot.parameter.grad(), slot.grad_view) && slot.grad_view._version() == slot.version) return;
     throw ConfigError("parameter '" + slot.name + "' received a gradient after its bucket was reduced: it is used in more "
                       "than one part of this backward (reentrant recomputation does that; or a nested backward threw before). "
                       "Set DataParallelOptions::overlap = false, or use non-reentrant recomputation");
@@ -72,7 +74,7 @@ void Bucket::adopt_gradient(Slot& slot) {
                       "set_data() or a load that replaces tensors). Move or load the module first, then wrap it");
   }
   at::Tensor& grad = slot.parameter.mutable_grad();
-  if (is_view_of(grad, slot.grad_view)) return;
+  if (!grad.defined() || is_view_of(grad, slot.grad_view)) return;
   if (grad.layout() != at::kStrided) {
     throw ConfigError("parameter '" + slot.name + "' has a sparse gradient, which data parallelism does not reduce. Use "
                       "sparse = false for this embedding");
@@ -91,6 +93,7 @@ void Bucket::launch(const Reduction& how, int64_t index) {
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i].parameter.grad().defined()) {
       adopt_gradient(slots_[i]);
+      slots_[i].version = slots_[i].grad_view._version();
       flags[i] = 1.0F;
     } else {
       slots_[i].grad_view.zero_();

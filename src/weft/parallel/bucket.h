@@ -20,6 +20,7 @@ struct Slot {
   const void* storage;    ///< where the parameter's data lies; another address means that it was replaced
   bool ready = false;     ///< its gradient of this round has landed
   bool reduced = false;   ///< the buffer holds a sum over the ranks, not this rank's gradient
+  uint32_t version = 0;   ///< of grad_view when its bucket was launched: another one means that backward added to it since
 };
 
 /// How buckets are reduced: all the same way.
@@ -43,7 +44,7 @@ class Bucket {
   void open_round();
   bool complete() const { return missing_ == 0; }
   bool launched() const { return launched_; }
-  /// Marks a slot's gradient as landed.
+  /// Marks a slot's gradient as landed. Backward also says so when a function gave the parameter none.
   void mark_ready(Slot& slot);
 
   /// Makes the parameter's grad() a view of the flat buffer, copying in what autograd put elsewhere.

@@ -179,6 +179,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
 
   /// Shared by the callbacks that wait for the end of one round's backward. If backward throws, they are dropped unrun.
   struct BackwardEnd {
+    BackwardEnd(std::weak_ptr<Impl> owner, uint64_t round) : owner(std::move(owner)), round(round) {}
     std::weak_ptr<Impl> owner;
     uint64_t round;
     ~BackwardEnd() {

@@ -215,7 +215,8 @@ TEST(Backward, SumCannotAddToAReducedGradient) {
 
 // Reentrant recomputation: the block runs again inside backward, in a backward of its own.
 struct Recomputed : torch::autograd::Function<Recomputed> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, at::Tensor x, torch::nn::Module* block) {
+  // `weight`: of the block, passed as some programs do though backward gives it nothing.
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, at::Tensor x, torch::nn::Module* block, at::Tensor weight) {
     ctx->save_for_backward({x});
     ctx->saved_data["block"] = reinterpret_cast<int64_t>(block);
     const at::NoGradGuard no_grad;
@@ -226,7 +227,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     const at::AutoGradMode enable(true);
     const at::Tensor x = ctx->get_saved_variables()[0].detach().requires_grad_();
     block->as<torch::nn::LinearImpl>()->forward(x).backward(grads[0]);
-    return {x.grad(), at::Tensor()};
+    return {x.grad(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -235,19 +236,21 @@ TEST(Backward, ANestedBackwardDoesNotEndTheRound) {
     torch::manual_seed(5);
     torch::nn::Sequential net(torch::nn::Linear(3, 3), torch::nn::Linear(3, 3), torch::nn::Linear(3, 1));
     net->to(torch::kDouble);
-    const auto gradients = [&](bool recompute) {
+    const auto gradients = [&](bool recompute, bool with_weight = false) {
       net->zero_grad();
       at::Tensor x = net[0]->as<torch::nn::Linear>()->forward(rank_row(world, 3));
-      x = recompute ? Recomputed::apply(x, net[1].get()) : net[1]->as<torch::nn::Linear>()->forward(x);
+      const at::Tensor weight = with_weight ? net[1]->as<torch::nn::Linear>()->weight : torch::zeros({});
+      x = recompute ? Recomputed::apply(x, net[1].get(), weight) : net[1]->as<torch::nn::Linear>()->forward(x);
       net[2]->as<torch::nn::Linear>()->forward(x).sum().backward();
       std::vector<at::Tensor> list;
       for (const auto& p : net->parameters()) list.push_back(p.grad().clone());
       return list;
     };
     DataParallel dp(net.ptr(), world.comm(), {.bucket = {.bytes = 8, .last_bytes = 8}});
-    const auto plain = gradients(false), nested = gradients(true);
+    const auto plain = gradients(false), nested = gradients(true), with_weight = gradients(true, true);
     for (size_t i = 0; i < plain.size(); ++i) {
       EXPECT_TRUE(torch::allclose(nested[i], plain[i], 1e-12, 1e-14)) << i;
+      EXPECT_TRUE(torch::allclose(with_weight[i], plain[i], 1e-12, 1e-14)) << i;
       EXPECT_GT(plain[i].abs().sum().item<double>(), 0);
     }
   });

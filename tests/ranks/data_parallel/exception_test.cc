@@ -92,6 +92,56 @@ INSTANTIATE_TEST_SUITE_P(
              (std::get<2>(info.param) ? "_overlap_" : "_late_") + std::get<3>(info.param).name;
     });
 
+TEST(BackwardThrows, OnGlooAsWell) {
+  on_threads(3, [](World& world) {
+    Chain net;
+    DataParallel dp(net, world.comm(), {.bucket = {.bytes = 8, .last_bytes = 8}});
+    for (const int failing : {2, 0}) {
+      net->zero_grad();
+      EXPECT_ANY_THROW(net(input(world), world.rank() == failing ? 2 : kNowhere).sum().backward());
+      expect_right_step(world, net);
+    }
+  }, BackendKind::gloo);
+}
+
+// The exception comes out of a backward inside backward (recomputation).
+TEST(BackwardThrows, InANestedBackward) {
+  struct Nested : torch::autograd::Function<Nested> {
+    // As recomputation does, it takes the module, not its parameters.
+    static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, ChainImpl* net, bool bomb) {
+      ctx->save_for_backward({x});
+      ctx->saved_data["net"] = reinterpret_cast<int64_t>(net);
+      ctx->saved_data["bomb"] = bomb;
+      return x * net->layers[2];
+    }
+    static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::tensor_list grads) {
+      const at::AutoGradMode enable(true);
+      const at::Tensor x = ctx->get_saved_variables()[0].detach().requires_grad_();
+      (x * reinterpret_cast<ChainImpl*>(ctx->saved_data["net"].toInt())->layers[2]).backward(grads[0]);
+      if (ctx->saved_data["bomb"].toBool()) throw std::runtime_error("bomb");
+      return {x.grad(), at::Tensor(), at::Tensor()};
+    }
+  };
+  on_threads(2, [](World& world) {
+    Chain net;
+    DataParallel dp(net, world.comm(), {.bucket = {.bytes = 8, .last_bytes = 8}});
+    for (const bool bomb : {true, false, true, false}) {
+      net->zero_grad();
+      const auto step = [&] {
+        at::Tensor x = input(world) * net->layers[0] * net->layers[1];
+        x = Nested::apply(x, net.get(), bomb && world.rank() == 1);
+        (x * net->layers[3]).sum().backward();
+      };
+      if (bomb) {
+        EXPECT_ANY_THROW(step());
+        continue;
+      }
+      step();
+      for (const at::Tensor& p : net->layers) EXPECT_DOUBLE_EQ(p.grad().item<double>(), 12.0);
+    }
+  });
+}
+
 // The last gradient has landed everywhere when the bomb goes off: the step must still not count on the others.
 TEST(BackwardThrows, AfterTheLastGradientItDoesNotCountEither) {
   on_threads(3, [](World& world) {

@@ -178,6 +178,34 @@ TEST(Backward, OverOnePartOfTheModelAfterTheOther) {
   });
 }
 
+/// x * w, whose backward gives w no gradient on some ranks: what custom functions do with branches that they skip.
+struct MaybeGradient : torch::autograd::Function<MaybeGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w, bool skip) {
+    ctx->save_for_backward({x, w});
+    ctx->saved_data["skip"] = skip;
+    return x * w;
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::tensor_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    return {grads[0] * saved[1], ctx->saved_data["skip"].toBool() ? at::Tensor() : grads[0] * saved[0], at::Tensor()};
+  }
+};
+
+TEST(Gradients, AFunctionMayGiveAParameterNone) {
+  on_threads(3, [](World& world) {
+    const at::Tensor a = parameter({2}), b = parameter({2}), c = parameter({2});
+    DataParallel dp({{"a", a}, {"b", b}, {"c", c}}, {}, world.comm(), {.bucket = {.bytes = 8, .last_bytes = 8}});
+    for (int step = 0; step < 2; ++step) {
+      dp.zero_grad();
+      const at::Tensor x = MaybeGradient::apply(torch::ones({2}, torch::kDouble) * a, b, world.rank() != 1);
+      MaybeGradient::apply(x, c, true).sum().backward();
+      EXPECT_EQ(a.grad()[0].item<double>(), 1.0);
+      EXPECT_NEAR(b.grad()[0].item<double>(), 1.0 / 3, 1e-15);
+      EXPECT_FALSE(c.grad().defined());
+    }
+  });
+}
+
 TEST(Gradients, ReplacedByTheProgramAreAddedToAndReduced) {
   on_threads(2, [](World& world) {
     at::Tensor w = parameter({2});
