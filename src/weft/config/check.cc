@@ -109,6 +109,12 @@ void check_sizes(const RunConfig& config, const model::ModelSpec& spec, int64_t 
 
 void check(const RunConfig& config, Findings& findings) {
   if (config.data.train.empty()) findings.add("data.train", "missing", "name a token file made by `weft data prepare`");
+  if (config.train.dtype == "fp64") {
+    for (const auto& [key, value] : {std::pair("train.gradient_dtype", config.train.gradient_dtype),
+                                     std::pair("train.reduce_dtype", config.train.reduce_dtype)}) {
+      if (value != "auto") findings.add(key, value + " with train.dtype = fp64 would lose what fp64 is for", "leave it at auto");
+    }
+  }
   if (config.run.dir.empty()) findings.add("run.dir", "empty", "name a folder for the run's files");
   if (config.schedule.warmup > config.train.steps) {
     findings.add("schedule.warmup", fmt::format("{} steps of warm-up in a run of train.steps = {}",

@@ -13,6 +13,7 @@ namespace {
 /// instead of an hour of allocation.
 constexpr double kMostLayers = 1e4, kMostHeads = 1e5, kMostWidth = 1e7, kMostTokens = 1e9, kMostBatch = 1e9, kMostSteps = 1e9;
 constexpr double kMostThreads = 1024, kMostGigabytes = 1e6;
+constexpr double kMostLossScale = 1e30;  // far from fp32's largest number
 
 Rule any() {
   return {};
@@ -59,7 +60,11 @@ std::vector<Field> make_fields() {
     {"train.global_batch", "samples per update over all ranks; what each rank accumulates follows from it", between(1, kMostBatch), [](C& c) { return &c.train.global_batch; }},
     {"train.micro_batch", "most samples in one forward pass of a rank; 0 = the rank's whole share of the global batch", between(0, kMostBatch), [](C& c) { return &c.train.micro_batch; }},
     {"train.seed", "fixes initial weights and data order, whatever the number of ranks", at_least(0), [](C& c) { return &c.train.seed; }},
-    {"train.dtype", "fp64, fp32, or bf16: weights and activations in bf16, master weights and optimizer state in fp32", one_of({"fp64", "fp32", "bf16"}), [](C& c) { return &c.train.dtype; }},
+    {"train.dtype", "fp64, fp32, bf16 or fp16: weights and activations; bf16 and fp16 keep master weights and optimizer state in fp32, fp16 scales the loss", one_of({"fp64", "fp32", "bf16", "fp16"}), [](C& c) { return &c.train.dtype; }},
+    {"train.gradient_dtype", "in which gradients are kept and summed over micro-batches: fp32, bf16, or auto = fp64 for fp64, else fp32", one_of({"auto", "fp32", "bf16"}), [](C& c) { return &c.train.gradient_dtype; }},
+    {"train.reduce_dtype", "in which gradients travel between ranks: bf16 halves the bytes of fp32; auto = as they are kept. Sums form in fp32", one_of({"auto", "fp32", "bf16"}), [](C& c) { return &c.train.reduce_dtype; }},
+    {"train.loss_scale", "fp16: factor of the loss at the start; halved when gradients overflow", between(1, kMostLossScale), [](C& c) { return &c.train.loss_scale; }},
+    {"train.loss_scale_interval", "fp16: steps without overflow after which the factor doubles", between(1, kMostSteps), [](C& c) { return &c.train.loss_scale_interval; }},
     {"train.eval_every", "steps between validations; 0 = only after the last step", between(0, kMostSteps), [](C& c) { return &c.train.eval_every; }},
     {"train.eval_samples", "validation samples used during training, spread evenly over the file; 0 = all. The last validation uses all", at_least(0), [](C& c) { return &c.train.eval_samples; }},
     {"train.threads", "threads per rank for tensor kernels; 0 = the machine's cores / ranks on it, fewer for models too small to share", between(0, kMostThreads), [](C& c) { return &c.train.threads; }},

@@ -31,6 +31,10 @@ struct TrainConfig {
   int64_t micro_batch = 0;
   int64_t seed = 1;
   std::string dtype = "fp32";
+  std::string gradient_dtype = "auto";
+  std::string reduce_dtype = "auto";
+  double loss_scale = 65536;
+  int64_t loss_scale_interval = 2000;
   int64_t eval_every = 100;
   int64_t eval_samples = 0;
   int64_t threads = 0;

@@ -42,8 +42,9 @@ void check_buildable(const model::ModelSpec& spec, const TransformerOptions& opt
     findings.add("mtp_layers", fmt::format("is {}; prediction modules are not built by the runtime", spec.mtp_layers), "set it to 0");
   if (!(spec.dropout >= 0.0 && spec.dropout < 1.0))
     findings.add("dropout", fmt::format("is {}; it must be at least 0 and below 1", spec.dropout));
-  if (options.dtype != at::kDouble && options.dtype != at::kFloat && options.dtype != at::kBFloat16)
-    findings.add("dtype", fmt::format("is {}; the runtime computes in fp64, fp32 or bf16", c10::toString(options.dtype)));
+  if (options.dtype != at::kDouble && options.dtype != at::kFloat && options.dtype != at::kBFloat16 &&
+      options.dtype != at::kHalf)
+    findings.add("dtype", fmt::format("is {}; the runtime computes in fp64, fp32, bf16 or fp16", c10::toString(options.dtype)));
   for (size_t i = 0; i < spec.blocks.size(); ++i) {
     check_block(findings, fmt::format("layers.{}", i), spec.blocks[i]);
     // One rotation table serves all layers.

@@ -16,4 +16,19 @@ struct AdamWStep {
 void adamw_update(const AdamWStep& step, const at::Tensor& weight, const at::Tensor& grad, const at::Tensor& exp_avg,
                   const at::Tensor& exp_avg_sq, const at::Tensor& copy);
 
+/// Where the random bits of stochastic rounding come from: element i of the tensor takes bits (seed + step, stream, first + i)
+/// of Philox, so that numbers do not depend on how a parameter is cut over ranks.
+struct Rounding {
+  uint64_t seed = 0;
+  uint64_t stream = 0;  ///< of the parameter, philox::stream_of(name)
+  int64_t first = 0;    ///< global index of the tensor's first element
+};
+
+/// Rounds fp32 `values` [n] to bf16 bits: down or up with probabilities that make the expectation exact.
+void round_stochastically(const float* values, uint16_t* out, int64_t n, uint64_t seed, uint64_t stream, uint64_t first);
+
+/// The update of a bf16 `weight` [n] without master copy, rounded stochastically; moments fp32.
+void adamw_update_rounded(const AdamWStep& step, const at::Tensor& weight, const at::Tensor& grad, const at::Tensor& exp_avg,
+                          const at::Tensor& exp_avg_sq, const Rounding& rounding);
+
 }  // namespace weft::optim

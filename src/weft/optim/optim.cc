@@ -3,6 +3,7 @@
 #include <torch/serialize/archive.h>
 
 #include "weft/core/error.h"
+#include "weft/core/philox.h"
 #include "weft/memory/account.h"
 #include "weft/optim/kernels.h"
 
@@ -72,31 +73,50 @@ at::Tensor AdamW::step(LossClosure closure) {
   for (auto& group : param_groups_) {
     const auto& options = static_cast<const AdamWOptions&>(group.options());
     for (at::Tensor& parameter : group.params()) {
-      const at::Tensor& grad = parameter.grad();
-      if (!grad.defined()) continue;
-      require_dense(parameter, grad);
-      const at::Tensor weight = masters_.of(parameter);
-      auto& slot = state_[parameter.unsafeGetTensorImpl()];
-      if (!slot) {
-        auto fresh = std::make_unique<torch::optim::AdamWParamState>();
-        fresh->exp_avg(at::zeros_like(weight));
-        fresh->exp_avg_sq(at::zeros_like(weight));
-        slot = std::move(fresh);
-      }
-      auto& state = static_cast<torch::optim::AdamWParamState&>(*slot);
-      state.step(state.step() + 1);
-      const auto [beta1, beta2] = options.betas();
-      adamw_update({.lr = options.lr(),
-                    .beta1 = beta1,
-                    .beta2 = beta2,
-                    .eps = options.eps(),
-                    .weight_decay = options.weight_decay(),
-                    .step = state.step()},
-                   weight, grad.contiguous(), state.exp_avg(), state.exp_avg_sq(),
-                   weight.is_same(parameter) ? at::Tensor() : parameter.detach());
+      if (parameter.grad().defined()) update(parameter, options);
     }
   }
   return loss;
+}
+
+void AdamW::update(at::Tensor& parameter, const AdamWOptions& options) {
+  const at::Tensor& grad = parameter.grad();
+  require_dense(parameter, grad);
+  const auto rounding = roundings_.find(parameter.unsafeGetTensorImpl());
+  const bool rounded = rounding != roundings_.end();
+  const at::Tensor weight = rounded ? parameter.detach() : masters_.of(parameter);
+  auto& slot = state_[parameter.unsafeGetTensorImpl()];
+  if (!slot) {
+    const auto dtype = rounded ? at::kFloat : weight.scalar_type();
+    auto fresh = std::make_unique<torch::optim::AdamWParamState>();
+    fresh->exp_avg(at::zeros_like(weight, weight.options().dtype(dtype)));
+    fresh->exp_avg_sq(at::zeros_like(weight, weight.options().dtype(dtype)));
+    slot = std::move(fresh);
+  }
+  auto& state = static_cast<torch::optim::AdamWParamState&>(*slot);
+  state.step(state.step() + 1);
+  const auto [beta1, beta2] = options.betas();
+  const AdamWStep step{.lr = options.lr(),
+                       .beta1 = beta1,
+                       .beta2 = beta2,
+                       .eps = options.eps(),
+                       .weight_decay = options.weight_decay(),
+                       .step = state.step()};
+  if (rounded) return adamw_update_rounded(step, weight, grad.contiguous(), state.exp_avg(), state.exp_avg_sq(), rounding->second);
+  adamw_update(step, weight, grad.contiguous(), state.exp_avg(), state.exp_avg_sq(),
+               weight.is_same(parameter) ? at::Tensor() : parameter.detach());
+}
+
+void AdamW::round_stochastically(uint64_t seed, const std::vector<NamedTensor>& parameters, const std::vector<int64_t>& begins) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const NamedTensor& p = parameters[i];
+    if (p.tensor.scalar_type() != at::kBFloat16) {
+      throw ConfigError("parameter '" + p.name + "' is " + c10::toString(p.tensor.scalar_type()) +
+                        "; stochastic rounding is for bf16. Leave it out");
+    }
+    roundings_[p.tensor.unsafeGetTensorImpl()] = {
+        .seed = seed, .stream = philox::stream_of("round/" + p.name), .first = i < begins.size() ? begins[i] : 0};
+  }
 }
 
 void AdamW::save(torch::serialize::OutputArchive& archive) const {

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "weft/optim/kernels.h"
 #include "weft/parallel/data_parallel.h"
 
 namespace weft::optim {
@@ -39,8 +40,17 @@ class AdamW : public torch::optim::AdamW {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
+  /// Training in bf16 alone: the bf16 parameters named here get no fp32 master (4 bytes each); instead every update rounds
+  /// them stochastically (Gupta et al. 2015), so that small updates survive in expectation. The random bits are a function of
+  /// (seed, step, name, global element), whatever the layout: a parameter that is a shard says where it begins in the
+  /// whole. Call before the first step. ConfigError for a tensor that is not bf16.
+  void round_stochastically(uint64_t seed, const std::vector<NamedTensor>& parameters, const std::vector<int64_t>& begins = {});
+
  private:
+  void update(at::Tensor& parameter, const AdamWOptions& options);
+
   MasterWeights masters_;
+  std::unordered_map<const void*, Rounding> roundings_;  ///< by parameter
 };
 
 /// SGD with momentum, dampening, Nesterov and (coupled) weight decay, torch::optim::SGD's formulas.

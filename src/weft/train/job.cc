@@ -58,7 +58,13 @@ config::RunConfig as_used(config::RunConfig config, const model::ModelSpec& spec
 at::ScalarType scalar_type(const std::string& name) {
   if (name == "fp64") return at::kDouble;
   if (name == "bf16") return at::kBFloat16;
+  if (name == "fp16") return at::kHalf;
   return at::kFloat;
+}
+
+at::ScalarType gradient_type(const Job& job) {
+  if (job.config.train.gradient_dtype != "auto") return scalar_type(job.config.train.gradient_dtype);
+  return job.dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 Job make_job(const config::RunConfig& config, int64_t ranks) {
@@ -105,12 +111,13 @@ int default_threads(const Job& job, int64_t cores, int64_t local_ranks) {
 
 namespace {
 
-/// Stored per parameter: weights, gradients, two moments of AdamW; with bf16 also fp32 master weights.
+/// Stored per parameter: weights, gradients, two moments of AdamW; of 16-bit weights also fp32 masters.
 int64_t state_bytes(const Job& job) {
-  const bool mixed = job.dtype == at::kBFloat16;
-  const int64_t wide = job.dtype == at::kDouble ? 8 : 4;
+  const auto weight = static_cast<int64_t>(c10::elementSize(job.dtype));
+  const auto gradient = static_cast<int64_t>(c10::elementSize(gradient_type(job)));
+  const int64_t wide = std::max<int64_t>(weight, 4);
   const int64_t states = job.config.optimizer.name == "adamw" ? 2 : 1;
-  return model::parameter_count(job.spec) * ((mixed ? 2 : wide) + wide + states * wide + (mixed ? 4 : 0));
+  return model::parameter_count(job.spec) * (weight + gradient + states * wide + (weight < wide ? wide : 0));
 }
 
 double epochs(const Job& job) {

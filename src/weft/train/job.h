@@ -29,8 +29,11 @@ struct Job {
 /// Opens the data and checks everything against everything. ConfigError with all findings of a stage.
 Job make_job(const config::RunConfig& config, int64_t ranks);
 
-/// The dtype that train.dtype names: fp64, fp32 or bf16.
+/// The dtype that a name of the configuration means: fp64, fp32, bf16 or fp16.
 at::ScalarType scalar_type(const std::string& name);
+
+/// Of kept gradients: train.gradient_dtype, and what its auto means.
+at::ScalarType gradient_type(const Job& job);
 
 /// Back end and deadline as configured, for World::init.
 WorldOptions world_options(const config::RunConfig& config);

@@ -21,7 +21,9 @@ DataParallelOptions dp_options(const Job& job) {
   DataParallelOptions options;
   // The loss is divided by one global count, so that gradients of ranks add up.
   options.grad_scale = GradScale::sum;
-  if (job.dtype == at::kBFloat16) options.gradient_dtype = at::kFloat;
+  if (gradient_type(job) != job.dtype) options.gradient_dtype = gradient_type(job);
+  const std::string& reduce = job.config.train.reduce_dtype;
+  if (reduce != "auto" && scalar_type(reduce) != gradient_type(job)) options.reduce_dtype = scalar_type(reduce);
   options.bucket.bytes = static_cast<int64_t>(job.config.layout.bucket_mb * kMiB);
   options.bucket.last_bytes = static_cast<int64_t>(job.config.layout.last_bucket_mb * kMiB);
   return options;
@@ -64,6 +66,8 @@ Learner::Learner(const Job& job, const Comm& comm)
       global_batch_(job.config.train.global_batch),
       clip_norm_(job.config.optimizer.clip_norm) {
   book_own_gradients(dp_);
+  const auto& c = job.config.train;
+  if (job.dtype == at::kHalf) scaler_.emplace(optim::LossScalerOptions{.initial = c.loss_scale, .growth_interval = c.loss_scale_interval});
 }
 
 StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update) {
@@ -75,9 +79,12 @@ StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update
     dp_.sync(pass + 1 == passes);
     const nn::TokenPlace place{.step = update, .first_sample = batch.first_sample};
     const nn::LossSum loss = model_->loss_sum(batch.inputs, batch.targets, models::kIgnoreIndex, place);
-    scale_loss(loss.sum, batches.tokens_per_step(), dp_).backward();
+    const at::Tensor mean = scale_loss(loss.sum, batches.tokens_per_step(), dp_);
+    (scaler_ ? scaler_->scale(mean) : mean).backward();
     result.loss_sum += loss.sum.item<double>();
   }
+  result.skip = scaler_ && !scaler_->unscale(dp_);
+  if (result.skip) return result;
   result.grad_norm = clip_norm_ > 0 ? dp_.clip_grad_norm(clip_norm_) : dp_.grad_norm();
   return result;
 }

@@ -4,8 +4,10 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <optional>
 
 #include "weft/models/transformer.h"
+#include "weft/optim/loss_scaler.h"
 #include "weft/optim/optim.h"
 #include "weft/parallel/data_parallel.h"
 #include "weft/train/job.h"
@@ -15,6 +17,7 @@ namespace weft::train {
 struct StepResult {
   double loss_sum = 0;   ///< over this rank's targets
   double grad_norm = 0;  ///< global, before clipping
+  bool skip = false;     ///< fp16: gradients overflowed on some rank and were dropped on all
 };
 
 class Learner {
@@ -28,6 +31,9 @@ class Learner {
   /// Optimizer update with learning rate `rate`; drops the gradients.
   void apply(double rate);
 
+  /// Of the next backward; empty but for fp16.
+  std::optional<double> loss_scale() const { return scaler_ ? std::optional(scaler_->scale()) : std::nullopt; }
+
   models::Transformer& model() { return model_; }
 
  private:
@@ -36,6 +42,7 @@ class Learner {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   int64_t global_batch_;
   double clip_norm_;
+  std::optional<optim::LossScaler> scaler_;
 };
 
 }  // namespace weft::train

@@ -23,6 +23,8 @@ std::string to_json(const StepRecord& r) {
                {"epoch", r.epoch},
                {"step_s", r.step_s},
                {"elapsed_s", r.elapsed_s}});
+  json["skipped"] = r.skipped;
+  json["loss_scale"] = r.loss_scale ? nlohmann::ordered_json(*r.loss_scale) : nlohmann::ordered_json(nullptr);
   json["memory"] = r.memory ? nlohmann::ordered_json::parse(to_json(*r.memory)) : nlohmann::ordered_json(nullptr);
   return json.dump();
 }
@@ -47,6 +49,7 @@ std::string to_line(const StepRecord& r, int64_t total_steps, std::optional<doub
   std::string line = fmt::format("step {}/{}  loss {:.4f}", r.step, total_steps, r.loss);
   if (r.val_loss) line += fmt::format("  val {:.4f}", *r.val_loss);
   line += fmt::format("  {} tok/s  grad {:.3g}  lr {:.2e}", short_number(r.tokens_per_s), r.grad_norm, r.lr);
+  if (r.skipped) line += "  skipped: fp16 overflow";
   if (seconds_left) line += fmt::format("  left {}", clock_time(*seconds_left));
   return line;
 }

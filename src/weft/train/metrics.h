@@ -20,6 +20,8 @@ namespace weft::train {
 ///   epoch         samples seen / samples of the training file
 ///   step_s        seconds of the step, without validation and output
 ///   elapsed_s     seconds since the start of the run, validation included
+///   skipped       fp16: gradients overflowed, no update was made, the schedule stands still; grad_norm is 0
+///   loss_scale    fp16: factor of the next step's loss; null in other dtypes
 ///   memory        bytes that tensors of rank 0 held at their peak so far, by category (docs/memory.md); null when not counted
 struct StepRecord {
   int64_t step = 0;
@@ -32,6 +34,8 @@ struct StepRecord {
   double epoch = 0;
   double step_s = 0;
   double elapsed_s = 0;
+  bool skipped = false;
+  std::optional<double> loss_scale;
   std::optional<memory::Amounts> memory;
 };
 

@@ -91,10 +91,16 @@ class Loop {
     record.step = update + 1;
     record.loss = shared[0].item<double>() / static_cast<double>(batches_.tokens_per_step());
     record.grad_norm = mine.grad_norm;
-    record.lr = rate_.at(update);
+    record.skipped = mine.skip;
+    record.loss_scale = learner_.loss_scale();
+    record.lr = rate_.at(update - skipped_);  // a skipped step does not advance the schedule
     check_finite(record.step, "loss", record.loss);
     check_finite(record.step, "gradient norm", record.grad_norm);
-    learner_.apply(record.lr);
+    if (mine.skip) {
+      ++skipped_;
+    } else {
+      learner_.apply(record.lr);
+    }
     stopped = shared[1].item<double>() > 0 && record.step < job_.config.train.steps;
 
     record.step_s = seconds_since(begin);
@@ -122,6 +128,7 @@ class Loop {
   Learner learner_;
   data::TrainBatches batches_;
   optim::LearningRate rate_;
+  int64_t skipped_ = 0;
   Clock::time_point start_ = Clock::now();
 };
 

@@ -22,7 +22,8 @@ struct Sizes {
   int64_t parameters = 0, padded = 0, tensors = 0;
 };
 
-config::RunConfig configuration(const std::string& dir, const std::string& dtype, int64_t hidden) {
+config::RunConfig configuration(const std::string& dir, const std::string& dtype, const std::string& gradient,
+                                int64_t hidden) {
   config::RunConfig c;
   c.model.layers = 2;
   c.model.hidden = hidden;
@@ -32,6 +33,7 @@ config::RunConfig configuration(const std::string& dir, const std::string& dtype
   c.train.steps = 2;
   c.train.global_batch = 12;
   c.train.dtype = dtype;
+  c.train.gradient_dtype = gradient;
   c.run.dir = dir + "/run";
   c.run.overwrite = true;
   return c;
@@ -54,7 +56,7 @@ Sizes sizes_of(const config::RunConfig& c) {
 std::string train(World& world, const std::string& argument) {
   const auto json = nlohmann::json::parse(argument);
   install_cpu_allocator();
-  const auto c = configuration(json["dir"], json["dtype"], json["hidden"]);
+  const auto c = configuration(json["dir"], json["dtype"], json["gradient"], json["hidden"]);
   const train::RunResult result = train::run(c, world);
   nlohmann::json reply;
   for (const memory::Usage& usage : result.memory) {
@@ -78,10 +80,10 @@ void check(const Case& bytes, int ranks, int64_t hidden) {
   writer.append(tokens);
   writer.finish();
 
-  auto c = configuration(folder, bytes.dtype, hidden);
+  auto c = configuration(folder, bytes.dtype, "auto", hidden);
   c.model.vocab = 64;
   const Sizes n = sizes_of(c);
-  const nlohmann::json argument{{"dir", folder}, {"dtype", bytes.dtype}, {"hidden", hidden}};
+  const nlohmann::json argument{{"dir", folder}, {"dtype", bytes.dtype}, {"gradient", bytes.gradient == 2 ? "bf16" : "fp32"}, {"hidden", hidden}};
   const auto results = testing::on_processes(ranks, "train_states", argument.dump());
   for (const auto& rank : results) ASSERT_EQ(rank.exit_code, 0) << rank.result;
   const bool flat = ranks > 1 || bytes.weight != bytes.gradient;
@@ -102,7 +104,7 @@ void check(const Case& bytes, int ranks, int64_t hidden) {
   }
 }
 
-constexpr Case kFp32{"fp32", 4, 4, 8}, kBf16{"bf16", 2, 4, 12};
+constexpr Case kFp32{"fp32", 4, 4, 8}, kBf16{"bf16", 2, 4, 12}, kFp16{"fp16", 2, 4, 12}, kLow{"bf16", 2, 2, 12};
 
 TEST(ModelStates, SixteenBytesPerParameterInFp32) {
   check(kFp32, 1, 32);
@@ -112,6 +114,8 @@ TEST(ModelStates, EighteenBytesPerParameterInBf16WithFp32Gradients) {
   check(kBf16, 1, 32);
   check(kBf16, 3, 32);
 }
+TEST(ModelStates, SixteenBytesPerParameterInBf16WithBf16Gradients) { check(kLow, 2, 32); }
+TEST(ModelStates, EighteenBytesPerParameterInFp16WithFp32Gradients) { check(kFp16, 2, 32); }
 TEST(ModelStates, PaddingIsAsStated) { check(kBf16, 2, 20); }
 
 }  // namespace

@@ -138,6 +138,89 @@ TEST(DecayGroups, OnlyMatricesDecay) {
   EXPECT_EQ(parameters[2].tensor[0].item<float>(), 1.0F);
 }
 
+// A bf16 gradient is widened, and the bf16 weight written, in the same pass: whole vectors and tails, special values too.
+TEST(AdamWTest, Bf16PathsAreThoseOfFp32Bit) {
+  for (const int64_t n : {1, 7, 16, 33, 40000}) {
+    torch::manual_seed(static_cast<uint64_t>(n));
+    const at::Tensor grad = torch::randn({n}).to(at::kBFloat16);
+    grad[0] = n == 7 ? std::numeric_limits<double>::quiet_NaN() : 1e30;
+    const at::Tensor wide = torch::randn({n});
+    at::Tensor a = wide.clone(), b = wide.clone(), copy = torch::zeros({n}, at::kBFloat16);
+    const auto moments = [n] { return std::pair(torch::zeros({n}), torch::zeros({n})); };
+    const auto [m1, v1] = moments();
+    const auto [m2, v2] = moments();
+    const AdamWStep step{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .step = 1};
+    adamw_update(step, a, grad, m1, v1, copy);
+    adamw_update(step, b, grad.to(at::kFloat), m2, v2, {});
+    EXPECT_TRUE(at::allclose(a, b, 0, 0, /*equal_nan=*/true)) << n;
+    EXPECT_TRUE(at::allclose(v1, v2, 0, 0, /*equal_nan=*/true)) << n;
+    EXPECT_TRUE(at::allclose(copy.to(at::kFloat), b.to(at::kBFloat16).to(at::kFloat), 0, 0, /*equal_nan=*/true)) << n;
+    EXPECT_FALSE(at::equal(a, wide));
+  }
+}
+
+TEST(StochasticRounding, IsExactInExpectationAndNeverOffByMoreThanOneStep) {
+  const int64_t n = 100000;
+  const float value = 1.0F + 0.3F / 128;  // bf16's step at 1 is 1/128
+  const std::vector<float> values(n, value);
+  std::vector<uint16_t> bits(n);
+  round_stochastically(values.data(), bits.data(), n, 1, 2, 0);
+  int64_t up = 0;
+  for (const uint16_t b : bits) {
+    ASSERT_TRUE(b == 0x3F80 || b == 0x3F81);
+    up += b == 0x3F81;
+  }
+  // Binomial: standard deviation of the share is sqrt(0.3 * 0.7 / n) = 0.0014.
+  EXPECT_NEAR(static_cast<double>(up) / n, 0.3, 0.01);
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const float special[] = {inf, -inf, nan, 0.0F, -1.5F};
+  uint16_t out[5];
+  round_stochastically(special, out, 5, 1, 2, 0);
+  EXPECT_EQ(out[0], 0x7F80);
+  EXPECT_EQ(out[1], 0xFF80);
+  EXPECT_GT(out[2] & 0x7FFF, 0x7F80) << "NaN stays NaN";
+  EXPECT_EQ(out[3], 0);
+  EXPECT_EQ(out[4], 0xBFC0) << "what bf16 holds is kept";
+}
+
+// Fault class "bf16 weights without a master copy stop moving", without the master: the mean moves as fp32 does.
+TEST(StochasticRounding, Bf16WeightsMoveWithoutMasters) {
+  const auto run = [](bool rounded) {
+    at::Tensor p = torch::ones({4096}, at::kBFloat16).requires_grad_();
+    AdamW optimizer({OptimizerParamGroup({p})}, AdamWOptions(6e-4).weight_decay(0));
+    if (rounded) optimizer.round_stochastically(7, {{"w", p}});
+    for (int i = 0; i < 100; ++i) {
+      p.mutable_grad() = torch::ones({4096}, at::kBFloat16);
+      optimizer.step();
+    }
+    return p.detach().to(at::kFloat);
+  };
+  EXPECT_NEAR(run(true).mean().item<float>(), 0.94F, 1e-3F);
+  EXPECT_GT(run(true).std().item<float>(), 0.0F);
+  EXPECT_EQ(run(false)[0].item<float>(), 0.94140625F) << "with masters it is the rounding of 0.94";
+  at::Tensor wide = torch::ones({1}).requires_grad_();
+  AdamW optimizer({OptimizerParamGroup({wide})}, AdamWOptions(1e-3));
+  EXPECT_THROW(optimizer.round_stochastically(7, {{"w", wide}}), ConfigError);
+}
+
+TEST(StochasticRounding, DoesNotDependOnHowAParameterIsCut) {
+  torch::manual_seed(2);
+  const at::Tensor start = torch::randn({1000}).to(at::kBFloat16), grad = torch::randn({1000}).to(at::kBFloat16);
+  const auto run = [&](int64_t begin, int64_t n) {
+    at::Tensor p = start.narrow(0, begin, n).clone().requires_grad_();
+    AdamW optimizer({OptimizerParamGroup({p})}, AdamWOptions(1e-2));
+    optimizer.round_stochastically(7, {{"w", p}}, {begin});
+    for (int i = 0; i < 3; ++i) {
+      p.mutable_grad() = grad.narrow(0, begin, n).clone();
+      optimizer.step();
+    }
+    return p.detach();
+  };
+  const at::Tensor whole = run(0, 1000);
+  for (const auto& [begin, n] : std::vector<std::pair<int64_t, int64_t>>{{0, 333}, {333, 334}, {667, 333}, {999, 1}})
+    EXPECT_TRUE(at::equal(run(begin, n), whole.narrow(0, begin, n))) << begin;
+}
+
 // Fault class "optimizer moments dropped because state is created lazily".
 TEST(AdamWTest, SavedAndLoadedBeforeTheFirstStepContinuesBitEqual) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {

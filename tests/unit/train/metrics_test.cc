@@ -22,7 +22,9 @@ StepRecord record() {
 
 TEST(Metrics, JsonHasTheDocumentedKeysAndExactNumbers) {
   const auto json = nlohmann::json::parse(to_json(record()));
-  EXPECT_EQ(json.size(), 11u);
+  EXPECT_EQ(json.size(), 13u);
+  EXPECT_EQ(json["skipped"], false);
+  EXPECT_TRUE(json["loss_scale"].is_null());
   EXPECT_TRUE(json["memory"].is_null());
   EXPECT_EQ(json["step"], 120);
   EXPECT_EQ(json["loss"].get<double>(), 1.83421);

@@ -167,6 +167,49 @@ TEST_F(Trainer, Fp32StaysWithinItsBound) {
   }
 }
 
+/// A loss scale far too large at first: steps are skipped on all ranks until gradients fit, and the schedule waits for them.
+TEST_F(Trainer, Fp16SkipsOverflowsAndThenLearns) {
+  config_.train.dtype = "fp16";
+  config_.train.loss_scale = 1e8;
+  config_.train.steps = 30;
+  config_.schedule.warmup = 4;
+  for (const int ranks : {1, 2}) {
+    std::vector<StepRecord> records;
+    RunHooks hooks;
+    config::RunConfig mine = config_;
+    mine.run.dir = dir_ / ("fp16-" + std::to_string(ranks));
+    hooks.on_step = [&](const StepRecord& record) { records.push_back(record); };
+    on_threads(ranks, [&](World& world) { run(mine, world, hooks); });
+    ASSERT_EQ(records.size(), 30u);
+    ASSERT_TRUE(records[0].skipped);
+    size_t first = 0;
+    while (first < records.size() && records[first].skipped) ++first;
+    ASSERT_LT(first, 25u);
+    EXPECT_EQ(*records[0].loss_scale, 5e7);
+    EXPECT_EQ(records[first].lr, records[0].lr) << "the schedule has not moved";
+    EXPECT_EQ(records[first].loss_scale, records[first - 1].loss_scale);
+    EXPECT_GT(records[first + 1].lr, records[first].lr);
+    EXPECT_GT(records[first].grad_norm, 0.1);
+    EXPECT_LT(records.back().loss, records[0].loss - 0.05);
+  }
+}
+
+TEST_F(Trainer, GradientAndReduceDtypesAreUsed) {
+  config_.train.dtype = "bf16";
+  const Outcome usual = run_on(2, config_);
+  config_.train.gradient_dtype = "bf16";
+  const Outcome kept = run_on(2, config_);
+  config_.train.gradient_dtype = "auto";
+  config_.train.reduce_dtype = "bf16";
+  const Outcome sent = run_on(2, config_);
+  for (const Outcome* outcome : {&kept, &sent}) {
+    EXPECT_NE(outcome->norms[3], usual.norms[3]);
+    EXPECT_NEAR(outcome->losses.back(), usual.losses.back(), 0.05);
+  }
+  config_.train.dtype = "fp64";
+  EXPECT_THROW(make_job(config_, 1), ConfigError);
+}
+
 TEST_F(Trainer, TwoRunsAreBitEqual) {
   for (const char* dtype : {"fp32", "bf16"}) {
     config_.train.dtype = dtype;
