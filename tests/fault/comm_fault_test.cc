@@ -59,8 +59,8 @@ const RankBody kLate("late", [](World& world, const std::string& late) {
 });
 
 const RankBody kAbort("abort", [](World& world, const std::string&) {
-  world.comm().barrier();
   return failure_of([&] {
+    world.comm().barrier();
     if (world.rank() == 1) {
       try {
         guard(world, [] { throw std::runtime_error("the disk is full"); });

@@ -75,6 +75,7 @@ void add_run(CLI::App& app) {
   run->positionals_at_end();
   run->footer(
       "Ranks get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, ..., MASTER_ADDR, MASTER_PORT).\n"
+      "SIGUSR1 makes weft train write who waits for whom to the log folder, for weft doctor FOLDER.\n"
       "Exit code: 0, or that of the first rank that failed (128 + signal).\n\n"
       "Example:\n  weft run -n 2 -- weft train configs/demo.toml\n  weft run -n 4 --tee all --log-dir logs -- "
       "./my_program --steps 10");

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -27,6 +28,12 @@ struct TrafficCount {
   /// Bytes that a rank sends at least, by nccl-tests' factors: all_reduce 2(n-1)/n, all_gather, reduce_scatter and even
   /// all_to_all (n-1)/n, broadcast and send 1, recv 0; uneven all_to_all: the rows for others. Rounded down per call.
   int64_t sent = 0;
+};
+
+/// Where a member goes in Comm::split.
+struct SplitPlace {
+  int color = 0;
+  int key = 0;
 };
 
 namespace detail {
@@ -74,7 +81,10 @@ class Comm {
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) const;
 
   /// Collective. Members with one colour form a new Comm, ordered by (key, rank). A negative colour gives a size-1 Comm.
-  Comm split(int color, int key, std::string name) const;
+  /// ConfigError in a rehearsal, where nobody says the others' colours: use the next one.
+  Comm split(int color, int key, const std::string& name) const;
+  /// The same when every member knows everybody's place: `place` is the same function on all. Also in a rehearsal.
+  Comm split(const std::function<SplitPlace(int rank)>& place, const std::string& name) const;
 
   /// The same group with another deadline. Default: WorldOptions::timeout.
   Comm with_timeout(std::chrono::milliseconds timeout) const;

@@ -23,7 +23,7 @@ at::Tensor gather_bytes(CommState& comm, const Call& call, at::Tensor mine) {
   try {
     wait_backend(comm, call, comm.backend->_allgather_base(all, mine, options));
   } catch (const CommError& e) {
-    comm.record->failure = e.failure();
+    note_failure(comm, call, e.failure());
     throw;
   }
   return all;

@@ -29,34 +29,48 @@ class FlightLog {
     State state = State::started;
   };
 
-  explicit FlightLog(int rank) : rank_(rank) {}
+  explicit FlightLog(int rank);
+  ~FlightLog();
+  FlightLog(const FlightLog&) = delete;
+  FlightLog& operator=(const FlightLog&) = delete;
 
   /// Returns the number under which entries name this group.
-  int add_group(const std::string& name, const std::vector<int>& world_ranks);
+  int add_group(const std::string& key, const std::string& name, const std::vector<int>& world_ranks);
   /// Returns a ticket for end(). An entry that has left the ring is no longer updated. Sets Entry::start_ns.
   uint64_t begin(Entry entry, std::chrono::steady_clock::time_point start);
   void end(uint64_t ticket, State state);
 
-  /// {"rank":0,"groups":[{"name","ranks"}],"calls":[{"group","seq","op","dtype","numel","peer","state","start_us","end_us"}]}
+  /// Remembers why the world failed (the first reason stays).
+  void set_failure(const std::string& cause);
+
+  /// {"rank":0, "now_us":..., "failure":"..." (if any), "groups":[{"key","name","ranks","collectives"}], "calls":[{"group" (a key),
+  /// "seq","op","dtype","numel","peer","state","start_us","end_us"}]}. Times are since the world was made.
   std::string json() const;
-  /// Writes json() to the file `flight-rank<N>.json` in the folder named by WEFT_FLIGHT_DIR; no-op when that is unset.
+  /// Writes json() to `flight-rank<N>.json` in the folder; the k-th later world of this process whose rank here is N too writes
+  /// `flight-rank<N>.<k>.json`. Nothing when no group was made. ConfigError when the file cannot be written.
+  void dump(const std::string& folder) const;
+  /// dump() to the folder named by WEFT_FLIGHT_DIR; no-op when that is unset.
   void dump_on_failure() const;
 
  private:
   struct Group {
+    std::string key;  // name, ranks, and how many had both before: the same on all members
     std::string name;
     std::vector<int> world_ranks;
+    uint64_t collectives = 0;  // calls so far
   };
   static constexpr size_t kEntries = 1024;  // minutes of training at tens of calls a second; 48 KiB
 
   int64_t ns(std::chrono::steady_clock::time_point time) const { return std::chrono::nanoseconds(time - origin_).count(); }
 
   const int rank_;
+  const int number_;  // of the logs of this rank in this process, from 0
   const std::chrono::steady_clock::time_point origin_ = std::chrono::steady_clock::now();
   mutable std::mutex mutex_;  // uncontended but for dumps: about 20 ns
   std::array<Entry, kEntries> ring_;
   uint64_t next_ = 0;
   std::vector<Group> groups_;
+  std::string failure_;
 };
 
 }  // namespace weft::detail

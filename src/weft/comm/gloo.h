@@ -15,7 +15,8 @@ class GlooDevices {
   explicit GlooDevices(bool one_host);
   ~GlooDevices();
 
-  /// Collective over the group: connects all pairs through `store`. abort() on the result ends its calls in flight.
+  /// Collective over the group: connects all pairs through `store`. abort() on the result ends its calls in flight, from any
+  /// thread; later calls of it do nothing.
   c10::intrusive_ptr<c10d::Backend> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                std::chrono::milliseconds connect_timeout);
 
@@ -23,6 +24,11 @@ class GlooDevices {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// Gloo completes messages inside wait() only. This work of the same message can be polled too: the first isCompleted() starts
+/// a thread that waits. `backend` stays alive until the message has ended.
+c10::intrusive_ptr<c10d::Work> pollable_message(c10::intrusive_ptr<c10d::Backend> backend,
+                                                c10::intrusive_ptr<c10d::Work> message);
 
 bool is_gloo(const c10d::Backend& backend);
 

@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "weft/comm/process_state.h"
+
 namespace weft::detail {
 namespace {
 
@@ -43,6 +45,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 struct Beat {
   uint64_t number = 0;
+  std::string process;
   bool done = false;
   std::map<std::string, uint64_t> started;  // by group
 };
@@ -73,6 +76,7 @@ struct Pulse::State {
   void farewell();
   void lost(const std::string& why);
   void set_failure(Cause cause);
+  void end_groups();
 
   const c10::intrusive_ptr<c10d::Store> store;  // used by the thread only
   const int rank;
@@ -85,6 +89,7 @@ struct Pulse::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::weak_ptr<Progress>> watched;
+  std::vector<c10::weak_intrusive_ptr<c10d::Backend>> groups;
   std::optional<Cause> failure;    // the world's first one, once `failed`
   std::optional<Cause> to_publish;
   std::shared_ptr<Question> question;
@@ -111,7 +116,7 @@ void Pulse::State::beat() {
       if (const auto progress = weak.lock()) groups[progress->group] = progress->started.load(std::memory_order_relaxed);
     }
   }
-  store->set(beat_key(rank), nlohmann::json({{"n", ++beats}, {"groups", std::move(groups)}}).dump());
+  store->set(beat_key(rank), nlohmann::json({{"n", ++beats}, {"process", this_process()}, {"groups", std::move(groups)}}).dump());
 }
 
 void Pulse::State::look_for_failure() {
@@ -131,6 +136,7 @@ std::map<int, Beat> Pulse::State::read_beats(const std::vector<int>& ranks) {
     if (store->check({beat_key(r)})) {
       const auto json = nlohmann::json::parse(store->get_to_str(beat_key(r)));
       read.number = json.at("n").get<uint64_t>();
+      read.process = json.at("process").get<std::string>();
       read.started = json.at("groups").get<std::map<std::string, uint64_t>>();
     }
     read.done = store->check({done_key(r)});
@@ -144,11 +150,15 @@ void Pulse::State::consider(Question& q) {
   if (!q.before) {
     q.before = read_beats(q.world_ranks);
     q.asked = Clock::now();
-    return;
   }
-  if (Clock::now() - q.asked < kSilence) return;
-  const auto now = read_beats(q.world_ranks);
-  std::vector<int> silent, gone, behind;
+  // On this host the system tells at once.
+  std::vector<int> dead;
+  for (const auto& [r, last] : *q.before) {
+    if (r != rank && !last.done && process_ended_or_stopped(last.process)) dead.push_back(r);
+  }
+  if (dead.empty() && Clock::now() - q.asked < kSilence) return;
+  const auto now = read_beats(dead.empty() ? q.world_ranks : std::vector<int>{});
+  std::vector<int> silent = std::move(dead), gone, behind;
   for (const auto& [r, last] : now) {
     if (r == rank) continue;
     const auto started = last.started.find(q.group);
@@ -175,9 +185,22 @@ void Pulse::State::consider(Question& q) {
   q.answer = failure;
 }
 
+void Pulse::State::end_groups() {
+  std::vector<c10::weak_intrusive_ptr<c10d::Backend>> ending;
+  {
+    std::lock_guard lock(mutex);
+    if (!failure) return;
+    ending.swap(groups);
+  }
+  for (const auto& weak : ending) {
+    if (const auto group = weak.lock()) group->abort();
+  }
+}
+
 void Pulse::State::turn() {
   beat();
   look_for_failure();
+  end_groups();
   std::optional<Cause> cause;
   std::shared_ptr<Question> asked;
   {
@@ -227,6 +250,7 @@ void Pulse::State::run() {
   } catch (const std::exception& e) {
     const std::string text = e.what();
     lost(text.substr(0, text.find('\n')));
+    end_groups();
   }
   std::lock_guard lock(mutex);
   ended = true;
@@ -248,6 +272,12 @@ Pulse::~Pulse() {
 void Pulse::watch(const std::shared_ptr<Progress>& progress) {
   std::lock_guard lock(state_->mutex);
   state_->watched.push_back(progress);
+}
+
+void Pulse::end_with_world(const c10::intrusive_ptr<c10d::Backend>& group) {
+  std::lock_guard lock(state_->mutex);
+  std::erase_if(state_->groups, [](const auto& weak) { return weak.expired(); });
+  state_->groups.emplace_back(group);
 }
 
 std::optional<Cause> Pulse::failure() const {

@@ -2,6 +2,7 @@
 // whether the world has failed. From this follows who is at fault when a call fails.
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
@@ -15,7 +16,7 @@
 namespace weft::detail {
 
 /// One per world rank. A thread of its own owns the store's connection: a store that does not answer stops only this
-/// thread. It never touches tensors or calls into the back end.
+/// thread. It never touches tensors, and calls the back end for nothing but to end what waits there (end_with_world).
 class Pulse {
  public:
   /// `host`: the world rank whose process serves the store; -1: somebody else does (an agent, a user's store).
@@ -24,6 +25,9 @@ class Pulse {
   ~Pulse();
 
   void watch(const std::shared_ptr<Progress>& progress);
+
+  /// When the world fails the group's calls in flight are aborted: this ends waits that do not look for failures themselves.
+  void end_with_world(const c10::intrusive_ptr<c10d::Backend>& group);
 
   /// The world's failure as far as it is known here. Cheap.
   std::optional<Cause> failure() const;

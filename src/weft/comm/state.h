@@ -90,6 +90,9 @@ class CommState {
 std::shared_ptr<CommState> make_group(const std::shared_ptr<WorldCore>& core, const std::vector<int>& world_ranks,
                                       const std::string& name, std::chrono::milliseconds timeout);
 
+/// Logs that `call` failed, writes the flight log at the group's first failure, and poisons the group.
+void note_failure(CommState& comm, const Call& call, const CommFailure& failure);
+
 /// Throws the group's or the world's failure, if any, as a CommError about `call`.
 void throw_if_failed(CommState& comm, const Call& call);
 

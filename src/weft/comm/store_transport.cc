@@ -59,6 +59,7 @@ c10::intrusive_ptr<c10d::Backend> StoreTransport::create_group(const std::vector
     const auto meeting = c10::make_intrusive<c10d::PrefixStore>("gloo/" + progress->group, store_);
     auto group = devices_.make_group(meeting, static_cast<int>(me), static_cast<int>(world_ranks.size()), timeout);
     pulse_.watch(progress);
+    pulse_.end_with_world(group);
     return group;
   } catch (const Error&) {
     throw;

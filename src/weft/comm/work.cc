@@ -50,7 +50,8 @@ void wait_backend(CommState& comm, const Call& call, const c10::intrusive_ptr<c1
   const auto entered = Clock::now();
   std::string error;
   try {
-    // Gloo's messages complete inside wait() only, and so may anything of a back end that is not ours.
+    // Messages of gloo are waited for by gloo itself (StoreTransport ends the wait when the world fails), and so is
+    // anything of a back end that is not ours.
     if (is_message(call.op) || !comm.core->transport->spreads_failures()) {
       work->wait(comm.timeout);
       return;
@@ -72,8 +73,15 @@ void wait_backend(CommState& comm, const Call& call, const c10::intrusive_ptr<c1
   fail(comm, call, error);
 }
 
-void fail(CommState& comm, const Call& call, const std::string& symptom) {
+void note_failure(CommState& comm, const Call& call, const CommFailure& failure) {
   comm.core->log.end(call.ticket, FlightLog::State::failed);
+  comm.core->log.set_failure(failure.cause);
+  const bool first = !comm.record->failure;
+  comm.record->failure = failure;
+  if (first) comm.core->log.dump_on_failure();
+}
+
+void fail(CommState& comm, const Call& call, const std::string& symptom) {
   const std::string first_line = symptom.substr(0, symptom.find('\n'));
   const Cause cause = comm.core->transport->diagnose(comm.world_ranks, *comm.record->progress, call.sequence, first_line);
   CommFailure failure{.rank = comm.core->rank,
@@ -83,8 +91,7 @@ void fail(CommState& comm, const Call& call, const std::string& symptom) {
                       .peers = cause.culprits,
                       .elapsed = since(call.start),
                       .cause = cause.reason};
-  comm.record->failure = failure;
-  comm.core->log.dump_on_failure();
+  note_failure(comm, call, failure);
   // Ends what is still in flight, so that neither a destructor nor another thread waits for a peer that will not come.
   if (comm.backend && !comm.local) comm.backend->abort();
   throw CommError(std::move(failure));
@@ -137,9 +144,7 @@ bool WorkState::run_local(bool block, bool release) {
       return false;
     }
   } catch (const CommError& e) {
-    comm_->core->log.end(flight_.call.ticket, FlightLog::State::failed);
-    if (!comm_->record->failure) comm_->core->log.dump_on_failure();
-    comm_->record->failure = e.failure();
+    note_failure(*comm_, flight_.call, e.failure());
     throw;
   }
   if (!done_) complete();

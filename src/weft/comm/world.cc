@@ -46,7 +46,7 @@ std::shared_ptr<CommState> make_group(const std::shared_ptr<WorldCore>& core, co
   record->progress = std::make_shared<Progress>();
   const std::string base = fmt::format("{}@{}", name, fmt::join(world_ranks, ","));
   record->progress->group = fmt::format("{}#{}", base, core->groups[base]++);
-  record->log_group = core->log.add_group(name, world_ranks);
+  record->log_group = core->log.add_group(record->progress->group, name, world_ranks);
   comm->backend = core->transport->create_group(world_ranks, name, record->progress, timeout);
   comm->local = dynamic_cast<local::LocalGroup*>(comm->backend.get());
   comm->gloo = comm->backend && is_gloo(*comm->backend);
@@ -150,6 +150,31 @@ World World::from_store(const c10::intrusive_ptr<c10d::Store>& store, int rank, 
 World World::from_backend(const c10::intrusive_ptr<c10d::Backend>& backend, WorldOptions options) {
   auto core = make_core(backend->getRank(), backend->getSize(), options);
   core->transport = std::make_shared<detail::GivenTransport>(backend);
+  return World(open(core));
+}
+
+World World::from_mpi(int rank, int size, const Broadcast& broadcast, WorldOptions options) {
+  auto core = make_core(rank, size, options);
+  if (size == 1) return World(open(core));
+  const auto place = detail::meet(rank, size, broadcast);
+  core->local_rank = place.local_rank;
+  core->local_size = place.local_size;
+  core->node = place.node;
+  switch (choose_backend(options.backend, place.one_host)) {
+    case BackendKind::local:
+      if (!place.one_host) {
+        throw ConfigError(fmt::format("back end 'local' needs all ranks on one machine; here are {} of {}; use gloo",
+                                      place.local_size, size));
+      }
+      core->transport = std::make_shared<detail::LocalTransport>(
+          local::LocalWorld::join("weft/host/" + place.key, rank, size, options.timeout));
+      break;
+    case BackendKind::fake: core->transport = std::make_shared<detail::FakeTransport>(); break;
+    default: {
+      const auto store = detail::store_over(rank, place.one_host, broadcast, options.timeout);
+      core->transport = std::make_shared<detail::StoreTransport>(store, rank, size, 0, place.one_host);
+    }
+  }
   return World(open(core));
 }
 

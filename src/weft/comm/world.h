@@ -25,6 +25,9 @@ struct WorldOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
 
+/// Copies `bytes` bytes at `data` from rank `root` to all ranks; all call it together.
+using Broadcast = std::function<void(void* data, size_t bytes, int root)>;
+
 namespace detail {
 class WorldState;
 }
@@ -45,6 +48,14 @@ class World {
 
   /// One group of the host program's own, any c10d back end. Splitting needs a store; abort() reaches this rank only.
   static World from_backend(const c10::intrusive_ptr<c10d::Backend>& backend, WorldOptions options = {});
+
+  /// The ranks of a host program that has its own way to reach all of them, an MPI communicator above all; Weft itself does
+  /// not link MPI. Collective. Ranks of one machine get `local`, others `gloo` over a store that rank 0 serves on a free port.
+  ///   int rank, size;  MPI_Comm_rank(comm, &rank);  MPI_Comm_size(comm, &size);
+  ///   auto world = weft::World::from_mpi(rank, size, [&](void* data, size_t bytes, int root) {
+  ///     MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, root, comm); });
+  /// `broadcast` copies root's bytes to all ranks; it is not kept and carries a few hundred bytes per rank in all.
+  static World from_mpi(int rank, int size, const Broadcast& broadcast, WorldOptions options = {});
 
   /// Rank `rank` of `size` without any peers (BackendKind::fake).
   static World rehearse(int rank, int size);

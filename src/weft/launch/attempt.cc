@@ -12,6 +12,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include "weft/core/error.h"
 #include "weft/core/units.h"
@@ -55,6 +56,15 @@ struct BoundSocket {
 Show show_of(int rank, const LaunchOptions& options) {
   if (std::find(options.tee.begin(), options.tee.end(), rank) == options.tee.end()) return Show::no;
   return options.tee.size() == 1 ? Show::raw : Show::prefixed;
+}
+
+/// Whether the process has a handler for the signal (man 5 proc: SigCgt, a mask in hexadecimal digits).
+bool catches(pid_t pid, int signal) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("SigCgt:")) return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1)) & 1;
+  }
+  return false;
 }
 
 std::string how_it_ended(int code, std::chrono::duration<double> lived) {
@@ -224,6 +234,7 @@ void Attempt::stop_others() {
 
 void Attempt::on_signal(const Signal& signal) {
   if (signal.number == SIGCHLD) return;
+  if (signal.number == SIGUSR1) return ask_for_flight_logs();
   if (interrupted_) {
     stopping_ = true;
     if (blamed_ < 0) stopped_ = running();
@@ -236,6 +247,19 @@ void Attempt::on_signal(const Signal& signal) {
     // A rank in the terminal's foreground group has had it already.
     if (rank->running && (rank->own_group || !signal.from_terminal))
       ::kill(rank->own_group ? -rank->pid : rank->pid, signal.number);
+  }
+}
+
+/// SIGUSR1 ends a program that does not expect it, so it goes only to ranks that catch it.
+void Attempt::ask_for_flight_logs() {
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank& rank = *ranks_[i];
+    if (!rank.running) continue;
+    if (catches(rank.pid, SIGUSR1)) {
+      ::kill(rank.pid, SIGUSR1);
+    } else {
+      std::fprintf(stderr, "weft run: rank %zu does not expect SIGUSR1 (weft::install_flight_signal); it was not sent\n", i);
+    }
   }
 }
 

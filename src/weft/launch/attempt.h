@@ -59,6 +59,7 @@ class Attempt {
   void reap();
   void note_failure(int rank);
   void on_signal(const Signal& signal);
+  void ask_for_flight_logs();
   void kill_all(int signal);
   void stop_others();
   void drain();

@@ -84,6 +84,19 @@ void report(const Outcome& outcome) {
   std::fputs(text.c_str(), stderr);
 }
 
+std::vector<std::filesystem::path> flight_logs(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> found;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().filename().string().starts_with("flight-rank")) found.push_back(entry.path());
+  }
+  return found;
+}
+
+void report_flight_logs(const std::string& folder) {
+  if (!flight_logs(folder).empty()) std::fprintf(stderr, "weft run: who waited for whom: weft doctor %s\n", folder.c_str());
+}
+
 }  // namespace
 
 int launch(const LaunchOptions& options) {
@@ -95,7 +108,9 @@ int launch(const LaunchOptions& options) {
   std::filesystem::create_directories(log_dir, error);
   if (error) throw ConfigError(fmt::format("--log-dir {}: cannot be made: {}", log_dir.string(), error.message()));
 
-  const Environment job = job_environment(options, run_id);
+  Environment job = job_environment(options, run_id);
+  job.emplace("WEFT_FLIGHT_DIR", std::filesystem::absolute(log_dir).string());
+  for (const auto& old : flight_logs(log_dir)) std::filesystem::remove(old, error);  // of an earlier run in this folder
   SignalQueue signals;
   int code = 0;
   for (int restart = 0;; ++restart) {
@@ -105,10 +120,11 @@ int launch(const LaunchOptions& options) {
     const bool again =
         restart < options.max_restarts && !outcome.interrupted && code != static_cast<int>(ExitCode::config);
     report(outcome);
+    report_flight_logs(job.at("WEFT_FLIGHT_DIR"));
     if (!again) break;
     std::fprintf(stderr, "weft run: restart %d of at most %d\n", restart + 1, options.max_restarts);
   }
-  if (temporary && code == 0) std::filesystem::remove_all(log_dir, error);
+  if (temporary && code == 0 && flight_logs(log_dir).empty()) std::filesystem::remove_all(log_dir, error);
   return code;
 }
 

@@ -30,6 +30,8 @@ struct LaunchOptions {
 /// - When a rank fails the others get SIGTERM, and SIGKILL after `grace`. The failure that is reported is the first in
 /// time
 ///   that is not a CommError (exit code 3, which mostly tells of another rank's death), its last lines and its log.
+/// - WEFT_FLIGHT_DIR, when unset, is the folder of the logs: flight logs of failures are written there, and SIGUSR1 makes
+/// the ranks that expect it (`weft train` does) write theirs; a temporary folder that holds any is kept.
 /// - SIGINT and SIGTERM are forwarded, ranks may finish in their own time; the second one kills them.
 /// - All ranks are killed when the launcher dies.
 ///

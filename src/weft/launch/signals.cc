@@ -19,7 +19,7 @@ bool is_ignored(int signal) {
 SignalQueue::SignalQueue() {
   sigset_t taken;
   sigemptyset(&taken);
-  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&taken, signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&taken, signal);
   if (!is_ignored(SIGHUP)) sigaddset(&taken, SIGHUP);
   ::pthread_sigmask(SIG_BLOCK, &taken, &before_);
   struct sigaction ignore {};

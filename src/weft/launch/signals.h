@@ -14,8 +14,8 @@ struct Signal {
 /// True under nohup for SIGHUP: whoever started this process asked that it outlives the terminal.
 bool is_ignored(int signal);
 
-/// Blocks SIGINT, SIGTERM, SIGHUP (unless it is ignored) and SIGCHLD for this thread and queues them; SIGPIPE is ignored.
-/// Undone by the destructor.
+/// Blocks SIGINT, SIGTERM, SIGUSR1, SIGHUP (unless it is ignored) and SIGCHLD for this thread and queues them; SIGPIPE is
+/// ignored. Undone by the destructor.
 class SignalQueue {
  public:
   SignalQueue();

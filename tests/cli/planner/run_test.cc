@@ -100,6 +100,25 @@ TEST_F(WeftRun, GivesTorchrunsEnvironment) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_ / "tmp"));  // logs of a good run go when nobody asked for them
 }
 
+// SIGUSR1 ends a program that does not catch it: only ranks that do get it. They find the folder for flight logs in a
+// variable, and a temporary one that holds any is kept.
+TEST_F(WeftRun, ForwardsTheFlightSignalToRanksThatCatchIt) {
+  const pid_t pid = start({"-n", "2", "--", "bash", "-c",
+                           "if [ $RANK = 0 ]; then trap 'echo {} > $WEFT_FLIGHT_DIR/flight-rank0.json; touch $F/got' USR1; fi; "
+                           "touch $F/ready.$RANK; until [ -e $F/got ]; do sleep 0.05; done"});
+  wait_for({"ready.0", "ready.1"});
+  ::kill(pid, SIGUSR1);
+  const Result result = finish(pid);
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank 1 does not expect SIGUSR1"));
+  EXPECT_THAT(result.err, Not(HasSubstr("rank 0 does not")));
+  int kept = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_ / "tmp")) {
+    kept += entry.path().filename() == "flight-rank0.json";
+  }
+  EXPECT_EQ(kept, 1);
+}
+
 TEST_F(WeftRun, CoresAreSharedByTheRanks) {
   const auto threads = [](unsigned ranks) {
     return std::to_string(std::max(1U, std::thread::hardware_concurrency() / ranks)) + "\n";

@@ -6,12 +6,21 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
+#include <cfenv>
+#include <clocale>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "tests/support/ranks.h"
 #include "weft/comm/mesh.h"
 #include "weft/core/error.h"
+#include "weft/parallel/data_parallel.h"
+
+extern char** environ;
 
 namespace weft {
 namespace {
@@ -223,6 +232,13 @@ struct Surroundings {
   int threads = at::get_num_threads();
   c10::Allocator* allocator = c10::GetAllocator(at::kCPU);
   at::Tensor generator = at::detail::getDefaultCPUGenerator().get_state();
+  sigset_t blocked{};
+  std::fenv_t floating_point{};
+  std::terminate_handler on_terminate = std::get_terminate();
+  std::streambuf* out = std::cout.rdbuf();
+  std::string locale = std::setlocale(LC_ALL, nullptr);
+  std::string folder = std::filesystem::current_path();
+  std::vector<std::string> variables;
 
   Surroundings() {
     for (int number = 1; number < NSIG; ++number) {
@@ -231,6 +247,9 @@ struct Surroundings {
       handlers.push_back(reinterpret_cast<void*>(action.sa_handler));
     }
     ::sched_getaffinity(0, sizeof affinity, &affinity);
+    ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+    std::fegetenv(&floating_point);
+    for (char** entry = environ; *entry; ++entry) variables.emplace_back(*entry);
   }
 };
 const Surroundings& at_start() {
@@ -243,6 +262,14 @@ const testing::RankBody kGuest("guest", [](World& world, const std::string&) {
   EXPECT_TRUE(kTaken);
   const Mesh mesh(world, {{"dp", 2}});
   at::Tensor t = at::ones({1000}, at::kBFloat16);
+  // A whole training step: hooks, buckets, clipping.
+  const auto before_model = at::detail::getDefaultCPUGenerator().get_state();
+  torch::nn::Linear net(4, 3);
+  auto generator = at::detail::getDefaultCPUGenerator();
+  generator.set_state(before_model);  // the model's own start values were drawn from it
+  DataParallel dp(net.ptr(), mesh["dp"]);
+  scale_loss(net(at::ones({2, 4})).square().sum(), 4, dp).backward();
+  dp.clip_grad_norm(1.0);
   mesh["dp"].all_reduce(t).wait();
   World second = World::init({.timeout = testing::kTestTimeout});
   EXPECT_EQ(sum_of_ranks(second.comm(), world.rank()), 1);
@@ -251,6 +278,14 @@ const testing::RankBody kGuest("guest", [](World& world, const std::string&) {
   EXPECT_TRUE(CPU_EQUAL(&now.affinity, &at_start().affinity));
   EXPECT_EQ(now.threads, at_start().threads);
   EXPECT_EQ(now.allocator, at_start().allocator);
+  EXPECT_EQ(std::memcmp(&now.blocked, &at_start().blocked, sizeof now.blocked), 0);
+  EXPECT_EQ(std::memcmp(&now.floating_point.__control_word, &at_start().floating_point.__control_word, 2), 0);
+  EXPECT_EQ(now.floating_point.__mxcsr & ~0x3fu, at_start().floating_point.__mxcsr & ~0x3fu);  // but for the sticky flags
+  EXPECT_EQ(now.on_terminate, at_start().on_terminate);
+  EXPECT_EQ(now.out, at_start().out);
+  EXPECT_EQ(now.locale, at_start().locale);
+  EXPECT_EQ(now.folder, at_start().folder);
+  EXPECT_EQ(now.variables, at_start().variables);
   EXPECT_TRUE(at::equal(now.generator, at_start().generator));
   return std::string("unchanged");
 });

@@ -80,62 +80,6 @@ TEST(DataParallelBits, GradientsKeptInAnotherDtype) {
   });
 }
 
-// Habit 16: faults that parity must catch. Each is injected after backward, where a wrong engine would leave it.
-struct Fault {
-  const char* name;
-  std::function<void(DataParallel&, testing::Net&)> inject;
-};
-
-class InjectedFault : public ::testing::TestWithParam<Fault> {};
-
-TEST_P(InjectedFault, IsCaughtByParity) {
-  const Trace reference = train(Comm(), {});
-  on_threads(2, [&](World& world) {
-    EXPECT_GT(difference(train(world.comm(), {.fault = GetParam().inject}), reference), 1e3 * kDouble);
-  });
-}
-
-void scale_gradients(DataParallel& dp, double factor) {
-  const at::NoGradGuard no_grad;
-  for (const NamedTensor& p : dp.parameters()) p.tensor.mutable_grad().mul_(factor);
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Faults, InjectedFault,
-    ::testing::Values(
-        Fault{"missing_reduce",
-              [](DataParallel& dp, testing::Net& net) {  // one rank's own gradient in place of the mean
-                const at::NoGradGuard no_grad;
-                net->second->bias.mutable_grad().add_(dp.comm().rank() == 0 ? 1e-3 : -1e-3);
-              }},
-        Fault{"double_count", [](DataParallel& dp, testing::Net&) { scale_gradients(dp, 2.0); }},
-        Fault{"wrong_scale", [](DataParallel& dp, testing::Net&) { scale_gradients(dp, 0.5); }},
-        Fault{"wrong_rank_order",
-              [](DataParallel&, testing::Net& net) {  // parts of a flat buffer land in each other's place
-                const at::NoGradGuard no_grad;
-                at::Tensor g = net->first->weight.mutable_grad();
-                g.copy_(g.flip(0).clone());
-              }},
-        Fault{"tied_gradient_once",
-              [](DataParallel&, testing::Net& net) {
-                const at::NoGradGuard no_grad;
-                net->shared.mutable_grad().mul_(0.5);
-              }},
-        Fault{"buffer_reused_early",
-              [](DataParallel&, testing::Net& net) {
-                const at::NoGradGuard no_grad;
-                net->first->weight.mutable_grad().view(-1).narrow(0, 0, 1).zero_();
-              }}),
-    [](const auto& info) { return info.param.name; });
-
-TEST(InjectedFault, DroppedMicroBatchIsCaughtByParity) {
-  const Trace reference = train(Comm(), {.micro_steps = 2});
-  on_threads(2, [&](World& world) {
-    // Rank 1 loses its rows of each micro-batch.
-    EXPECT_GT(difference(train(world.comm(), {.micro_steps = 2, .rows = {3, 0}}), reference), 1e3 * kDouble);
-  });
-}
-
 // The same from real processes, on both back ends.
 const testing::RankBody kTrain("data_parallel.train", [](World& world, const std::string& argument) -> std::string {
   const Trace trace = train(world.comm(), {.rows = argument == "uneven" ? std::vector<int64_t>{5, 1, 6} : std::vector<int64_t>{}});

@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "weft/cli/command.h"
+#include "weft/cli/flight_report.h"
 #include "weft/cli/torch/commands.h"
 #include "weft/core/error.h"
 #include "weft/core/json.h"
@@ -183,11 +184,18 @@ void run_doctor(bool json) {
 
 void add_doctor(CLI::App& app) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* doctor = app.add_subcommand("doctor", "Show what this machine offers and what is in the way");
+  auto folder = std::make_shared<std::string>();
+  CLI::App* doctor = app.add_subcommand("doctor", "Show what this machine offers, or who waits for whom in a job that hangs");
+  doctor->add_option("FOLDER", *folder, "Folder of flight logs (weft run's log folder): which rank never came, and where");
   doctor->add_flag("--json", *json, "Print as JSON");
   doctor->footer(
-      "Under a launcher it shows the rank's place: weft run -n 2 --tee all -- weft doctor\n\nExample:\n  weft doctor");
-  doctor->callback([json] { run_doctor(*json); });
+      "Under a launcher it shows the rank's place: weft run -n 2 --tee all -- weft doctor\n\n"
+      "Example:\n  weft doctor\n  kill -USR1 PID-OF-WEFT-RUN; weft doctor logs");
+  doctor->callback([json, folder] {
+    if (folder->empty()) return run_doctor(*json);
+    const Json report = read_flight_logs(*folder);
+    fmt::print("{}", *json ? report.dump(2) + "\n" : flight_report_text(report));
+  });
 }
 
 }  // namespace weft::cli

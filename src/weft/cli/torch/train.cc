@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "weft/cli/torch/commands.h"
+#include "weft/comm/flight_dump.h"
 #include "weft/config/parse.h"
 #include "weft/core/error.h"
 #include "weft/memory/cpu_allocator.h"
@@ -99,6 +100,7 @@ void run_train(const TrainOptions& options) {
   install_cpu_allocator();
   memory::set_limit(static_cast<int64_t>(config.train.memory_limit_gb * kGiB));
   install_stop_signals();
+  install_flight_signal();
   train::StepDisplay display(config.train.steps);
   const train::RunHooks hooks{.stop_requested = [] { return stop_signal != 0; },
                               .on_step = [&](const train::StepRecord& record) { display.show(record); }};

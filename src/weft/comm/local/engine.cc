@@ -176,12 +176,20 @@ void Engine::progress() {
   drive();
 }
 
+// The world has failed, perhaps after all members had done their part of this call: then it has succeeded, and whether this
+// rank had noticed must not decide. Not so when members' own memory is read: they may have taken it back since.
+void Engine::finish_or_raise(Op& op, Until until, Clock::time_point start) {
+  if (!reached(op, until)) drive();
+  if (!reached(op, until) || op.in_place) raise(name_of_call(op), start);
+}
+
 bool Engine::test(Op& op, Until until) {
   if (reached(op, until)) return true;
   drive();
   if (reached(op, until)) return true;
-  if (aborted()) raise(name_of_call(op), Clock::now());
-  return false;
+  if (!aborted()) return false;
+  finish_or_raise(op, until, Clock::now());
+  return true;
 }
 
 void Engine::wait(Op& op, Until until, milliseconds timeout) {
@@ -202,7 +210,7 @@ void Engine::wait(Op& op, Until until, milliseconds timeout) {
       if (enough_cores_) spin_ = yielded ? std::max(spin_ / 2, kSpinLeast) : std::min(spin_ * 2, kSpinMost);
       return;
     }
-    if (aborted()) raise(name_of_call(op), start);
+    if (aborted()) return finish_or_raise(op, until, start);
     if (now < start + spin_) {
       relax();
     } else if (!moved) {
@@ -221,12 +229,12 @@ void Engine::wait_long(Op& op, Until until, milliseconds timeout, Clock::time_po
   };
   Clock::time_point checked{};
   while (!reached(op, until)) {
+    if (aborted()) return finish_or_raise(op, until, start);
     const Clock::time_point now = Clock::now();
     if (now - checked >= Patience::kSlice) {
       patience.check(op.lane->missing(op), op.lane->waits_for_arrival(op), retry);
       checked = now;
     }
-    if (aborted()) raise(name_of_call(op), start);
     if (reached(op, until)) return;
     sleep(op, until);
     // Awake because something came: the next hand-over is likely to follow soon.

@@ -94,6 +94,7 @@ class Engine {
   static std::shared_ptr<Segment> new_control(int size);
 
   bool drive();
+  void finish_or_raise(Op& op, Until until, std::chrono::steady_clock::time_point start);
   void sleep(Op& op, Until until);
   void wait_long(Op& op, Until until, std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point start);
   void send(int peer, const Parcel& parcel, const CallName& name, std::chrono::milliseconds timeout);

@@ -148,6 +148,7 @@ bool Lane::arrive(Op& op) {
     check(op, op.arrived);
     op.rounds = std::max(op.rounds, d.rounds);
     op.any_staged |= d.source == Source::staged;
+    op.in_place |= d.source == Source::shared;
     if (op.call == Call::all_to_all) op.peer_offsets.push_back(part_offset(d));
   }
   // An all-reduce in a shared block writes where peers may still read the result of an earlier call.

@@ -47,6 +47,7 @@ struct Op {
   uint32_t next_fill = 0;
   uint32_t rounds = 0;         ///< rounds that the longest part of all members takes; 0 when nobody stages
   bool any_staged = false;
+  bool in_place = false;       ///< some member's input is read in that member's own memory
   uint32_t round = 0;
   int arrived = 0;             ///< members 0 .. arrived-1 have been seen, or are not needed
   bool gathered = false;

@@ -46,13 +46,13 @@ void Patience::check(const RankSet& missing, bool arrival, const std::function<b
   for (int r : list(closed)) {
     if (control.page(r).left.load() == 0) dead.set(static_cast<size_t>(r));
   }
-  if (dead.any()) fail(dead, ranks_text(dead) + " exited or " + (dead.count() > 1 ? "were" : "was") + " killed");
+  // What a rank did before it ended may have completed the call since `missing` was computed.
+  if (dead.any() && retry()) fail(dead, ranks_text(dead) + " exited or " + (dead.count() > 1 ? "were" : "was") + " killed");
 
   RankSet left;
   for (int r : list(missing)) {
     if (control.page(r).left.load() != 0) left.set(static_cast<size_t>(r));
   }
-  // What a rank did before it left may have completed the call since `missing` was computed.
   if (left.any() && retry()) fail(left, ranks_text(left) + " left the world (its World was destroyed) without taking part in this call");
   check_deadline(missing, arrival);
 }
