@@ -59,12 +59,27 @@ void explain_axes(const SearchRequest& request, const Candidate& best, std::vect
     lines.push_back(fmt::format("recompute {}: activations would not fit otherwise; it costs {:.1f}% of the step.", layout::recompute_name(layout.recompute), 100 * best.time.recompute / best.time.step));
 }
 
+/// The least doubling of the devices with which something fits, or nothing.
+std::string enough_devices(SearchRequest request, const cost::Tuning& tuning) {
+  constexpr int kDoublings = 7;
+  for (int i = 0; i < kDoublings; ++i) {
+    request.devices *= 2;
+    request.global_batch = std::max(request.global_batch, request.devices);
+    if (!check(request).empty()) return "";
+    const SearchResult result = search(request, tuning);
+    if (!result.ranked.empty())
+      return fmt::format("{} devices are enough: {} needs {:.1f} GiB on the fullest rank.", request.devices, result.ranked.front().layout.text(), result.ranked.front().memory.device() / kGiB);
+  }
+  return "";
+}
+
 }  // namespace
 
 std::vector<std::string> explain(const SearchRequest& request, const SearchResult& result, const cost::Tuning& tuning) {
   std::vector<std::string> lines;
   if (result.ranked.empty()) {
     lines.push_back(fmt::format("Nothing fits on {} devices of {:.0f} GiB.", request.devices, request.machine.device.memory_gib));
+    if (const std::string enough = enough_devices(request, tuning); !enough.empty()) lines.push_back(enough);
     if (!result.rejected.empty()) lines.push_back(fmt::format("Nearest: {}: {}.", result.rejected.front().layout.text(), result.rejected.front().reason));
     return lines;
   }
