@@ -1,5 +1,6 @@
 // AdamW in one pass against libtorch's ways, over one flat tensor. Figures: bytes that must move per second.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 
 #include "weft/optim/kernels.h"
