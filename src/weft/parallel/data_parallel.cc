@@ -68,9 +68,9 @@ class DataParallel::Impl : public std::enable_shared_from_this<DataParallel::Imp
     bool good = true;
     for (Bucket& bucket : buckets_) good = bucket.wait();  // the last one's vote
     if (!good) return drop_round(failed_here);
-    check_still_frozen();
     for (Bucket& bucket : buckets_) bucket.present();
     synchronise_buffers();
+    check_still_frozen();  // last: it may throw on this rank alone
   }
 
   /// Closes a round that this rank's backward left with an exception, so that its peers are told. They may be waiting: every
