@@ -91,6 +91,10 @@ std::vector<Field> make_fields() {
     {"layout.last_bucket_mb", "the same for the bucket that is ready last, which nothing hides", above(0), [](C& c) { return &c.layout.last_bucket_mb; }},
     {"layout.timeout_s", "seconds without a sign of life from a peer after which a call fails", at_least(1), [](C& c) { return &c.layout.timeout_s; }},
 
+    {"parallel.zero", "what the data-parallel ranks share out: 0 = nothing (DDP), 1 = the optimizer's state, 2 = gradients too, 3 = parameters too (FSDP). Same losses, less memory", between(0, 3), [](C& c) { return &c.parallel.zero; }},
+    {"parallel.reshard_after_forward", "zero = 3: release a block's parameters after its forward and gather them again in backward; false = keep them until their gradients have landed", any(), [](C& c) { return &c.parallel.reshard_after_forward; }},
+    {"parallel.prefetch", "zero = 3: blocks gathered ahead of the one that runs", between(0, 8), [](C& c) { return &c.parallel.prefetch; }},
+
     {"run.dir", "folder for config.toml, metrics.jsonl and model.safetensors", any(), [](C& c) { return &c.run.dir; }},
     {"run.overwrite", "replace an earlier run in that folder", any(), [](C& c) { return &c.run.overwrite; }},
   };

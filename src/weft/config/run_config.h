@@ -63,6 +63,12 @@ struct LayoutConfig {
   int64_t timeout_s = 600;
 };
 
+struct ParallelConfig {
+  int64_t zero = 0;
+  bool reshard_after_forward = true;
+  int64_t prefetch = 1;
+};
+
 struct OutputConfig {
   std::string dir = "runs/latest";
   bool overwrite = false;
@@ -75,6 +81,7 @@ struct RunConfig {
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
   LayoutConfig layout;
+  ParallelConfig parallel;
   OutputConfig run;
 };
 

@@ -22,10 +22,11 @@ std::vector<double> read(Transformer& model, const std::vector<int64_t>& tokens,
   BlockInputs inputs = model->block_inputs(length, place);
   inputs.cache = &cache;
   at::Tensor x = model->embed(ids.to(model->options().device), place);
-  for (Block& block : model->layers) x = block(x, inputs);
+  for (auto& block : model->layers) x = block(x, inputs);
   const at::Tensor last = model->norm(x.narrow(1, length - 1, 1));
-  const at::Tensor logits = nn::soft_cap(at::linear(last, model->head_weight()), model->spec().logit_softcap)
-                                .flatten().to(at::kCPU).to(at::kDouble).contiguous();
+  const at::Tensor logits =
+      model->with_head_weight([&](const at::Tensor& weight) { return nn::soft_cap(at::linear(last, weight), model->spec().logit_softcap); })
+          .flatten().to(at::kCPU).to(at::kDouble).contiguous();
   const double* values = logits.const_data_ptr<double>();
   return {values, values + logits.numel()};
 }

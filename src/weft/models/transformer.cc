@@ -18,16 +18,17 @@ TransformerImpl::TransformerImpl(model::ModelSpec spec, TransformerOptions optio
     return register_module(
         name, nn::Norm(spec_.hidden, spec_.norm, spec_.norm_bias, spec_.norm_eps, options_.kernels, options_.tensor()));
   };
-  tok = register_module("tok", nn::Embedding(spec_.vocab, spec_.hidden, options_.tensor()));
+  tok = register_module("tok", Unit<nn::Embedding>(spec_.vocab, spec_.hidden, options_.tensor()));
+  if (spec_.tied_head) tok->dissolve();
   if (spec_.position == model::PositionKind::learned)
     pos = register_module("pos", nn::Embedding(spec_.context, spec_.hidden, options_.tensor()));
   if (spec_.embedding_norm) tok_norm = make_norm("tok_norm");
   auto list = std::make_shared<torch::nn::Module>();
   for (int64_t layer = 0; layer < spec_.layers(); ++layer)
-    layers.push_back(list->register_module(std::to_string(layer), Block(spec_, layer, options_)));
+    layers.push_back(list->register_module(std::to_string(layer), Unit<Block>(spec_, layer, options_)));
   register_module("layers", list);
   norm = make_norm("norm");
-  if (!spec_.tied_head) head = register_module("head", nn::Linear(spec_.hidden, spec_.vocab, false, options_.tensor()));
+  if (!spec_.tied_head) head = register_module("head", Unit<nn::Linear>(spec_.hidden, spec_.vocab, false, options_.tensor()));
   initialise();
 }
 
@@ -72,14 +73,13 @@ BlockInputs TransformerImpl::block_inputs(int64_t tokens, const nn::TokenPlace& 
 at::Tensor TransformerImpl::forward(const at::Tensor& tokens, const nn::TokenPlace& place) {
   const BlockInputs inputs = block_inputs(tokens.size(1), place);
   at::Tensor x = embed(tokens, place);
-  for (Block& block : layers) x = block(x, inputs);
+  for (auto& block : layers) x = block(x, inputs);
   return norm(x);
 }
 
-const at::Tensor& TransformerImpl::head_weight() const { return spec_.tied_head ? tok->weight : head->weight; }
-
 at::Tensor TransformerImpl::logits(const at::Tensor& tokens) {
-  return nn::soft_cap(at::linear(forward(tokens), head_weight()), spec_.logit_softcap);
+  const at::Tensor hidden = forward(tokens);
+  return with_head_weight([&](const at::Tensor& weight) { return nn::soft_cap(at::linear(hidden, weight), spec_.logit_softcap); });
 }
 
 nn::LossSum TransformerImpl::loss_sum(const at::Tensor& tokens, const at::Tensor& targets, int64_t ignore_index,
@@ -87,8 +87,10 @@ nn::LossSum TransformerImpl::loss_sum(const at::Tensor& tokens, const at::Tensor
   if (targets.sizes() != tokens.sizes())
     throw ConfigError(fmt::format("{} targets for {} tokens; both must be [batch, sequence].", targets.numel(), tokens.numel()));
   const at::Tensor hidden = forward(tokens, place);
-  return nn::linear_cross_entropy(hidden.flatten(0, 1), head_weight(), targets.flatten(), ignore_index, spec_.logit_softcap,
-                                  options_.kernels);
+  return with_head_weight([&](const at::Tensor& weight) {
+    return nn::linear_cross_entropy(hidden.flatten(0, 1), weight, targets.flatten(), ignore_index, spec_.logit_softcap,
+                                    options_.kernels);
+  });
 }
 
 }  // namespace weft::models

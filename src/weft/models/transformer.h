@@ -8,6 +8,7 @@
 
 #include "weft/models/block.h"
 #include "weft/nn/functional.h"
+#include "weft/nn/unit.h"
 
 namespace weft::models {
 
@@ -34,16 +35,21 @@ class TransformerImpl : public torch::nn::Module {
   /// The parts of forward, for those who run them apart. positions are place.first_position + 0 .. T-1.
   at::Tensor embed(const at::Tensor& tokens, const nn::TokenPlace& place);
   BlockInputs block_inputs(int64_t tokens, const nn::TokenPlace& place);
-  /// [V, D]: the head's weight, or the embedding's when tied.
-  const at::Tensor& head_weight() const;
+  /// fn(weight): the head's weight [V, D], or the embedding's when tied.
+  template <class F>
+  auto with_head_weight(F&& fn) {
+    return spec_.tied_head ? fn(tok->weight) : head->around([&] { return fn(head->weight); });
+  }
 
   const model::ModelSpec& spec() const { return spec_; }
   const TransformerOptions& options() const { return options_; }
 
-  nn::Embedding tok{nullptr}, pos{nullptr};
+  /// Units are gathered one by one under Sharding::parameters; tok is none when it is the head too.
+  Unit<nn::Embedding> tok{nullptr};
+  nn::Embedding pos{nullptr};
   nn::Norm tok_norm{nullptr}, norm{nullptr};
-  std::vector<Block> layers;
-  nn::Linear head{nullptr};  ///< null when tied
+  std::vector<Unit<Block>> layers;
+  Unit<nn::Linear> head{nullptr};  ///< null when tied
 
  private:
   void initialise();

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <utility>
+#include <vector>
 
 #include "weft/model/spec.h"
 #include "weft/nn/kernels.h"
@@ -24,6 +25,8 @@ struct LossSum {
   at::Tensor sum;     ///< scalar; fp64 for fp64 models, else fp32
   int64_t valid = 0;
 };
+/// For Units that return one (nn/unit.h).
+inline void collect_tensors(const LossSum& loss, std::vector<at::Tensor>& out) { out.push_back(loss.sum); }
 
 /// Cross-entropy of the logits hidden [N, D] weight^T [V, D] against targets [N] (int64). `softcap` > 0 first maps
 /// logits to cap * tanh(logits / cap). Softmax and sum are fp32 for 16-bit models. Fused: logits exist for a few hundred

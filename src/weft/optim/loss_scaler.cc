@@ -38,6 +38,7 @@ bool LossScaler::unscale(DataParallel& dp) {
   const double largest = dp.grad_norm(std::numeric_limits<double>::infinity());
   if (!agree_finite(largest, dp.comm())) {
     dp.zero_grad();
+    dp.continue_accumulation();  // there will be no step
     ++skipped_;
     clean_ = 0;
     if (scale_ <= options_.smallest) {
@@ -49,7 +50,7 @@ bool LossScaler::unscale(DataParallel& dp) {
     return false;
   }
   const at::NoGradGuard no_grad;
-  for (const NamedTensor& p : dp.parameters()) {
+  for (const NamedTensor& p : dp.shards()) {
     if (p.tensor.grad().defined()) p.tensor.mutable_grad().mul_(1 / scale_);
   }
   if (++clean_ >= options_.growth_interval) {

@@ -6,6 +6,7 @@
 #include "weft/core/philox.h"
 #include "weft/memory/account.h"
 #include "weft/optim/kernels.h"
+#include "weft/parallel/shard_owner.h"
 
 namespace weft::optim {
 namespace {
@@ -23,6 +24,13 @@ void require_dense(const at::Tensor& parameter, const at::Tensor& grad) {
   if (parameter.is_contiguous() && grad.layout() == at::kStrided && !parameter.is_complex()) return;
   throw ConfigError("a parameter of shape " + c10::str(parameter.sizes()) + " is not contiguous, sparse or complex; weft's "
                     "optimizers update dense real parameters. Use a torch::optim optimizer for it");
+}
+
+/// Sharded parameters have to be gathered after the update, before anybody reads them.
+void notify(const std::vector<OptimizerParamGroup>& groups) {
+  for (const auto& group : groups) {
+    for (const at::Tensor& p : group.params()) parallel::notify_updated(p);
+  }
 }
 
 bool is_16_bit(const at::Tensor& t) { return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf; }
@@ -76,6 +84,7 @@ at::Tensor AdamW::step(LossClosure closure) {
       if (parameter.grad().defined()) update(parameter, options);
     }
   }
+  notify(param_groups_);
   return loss;
 }
 
@@ -161,6 +170,7 @@ at::Tensor SGD::step(LossClosure closure) {
       if (!weight.is_same(parameter)) parameter.detach().copy_(weight);
     }
   }
+  notify(param_groups_);
   return loss;
 }
 

@@ -5,7 +5,9 @@
 #include <torch/optim/sgd.h>
 
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "weft/optim/kernels.h"
@@ -65,14 +67,42 @@ class SGD : public torch::optim::SGD {
   MasterWeights masters_;
 };
 
-/// Two groups: matrices (two or more dims, by the logical shape) keep `options`' weight decay, the rest gets none.
+/// Two groups: matrices (two or more dims, by the logical shape) keep `options`' weight decay, the rest gets none. `updated`:
+/// what the optimizer holds of each of `parameters` (DataParallel::shards()).
 template <class Options>
-std::vector<OptimizerParamGroup> decay_matrices_only(const std::vector<NamedTensor>& parameters, Options options) {
+std::vector<OptimizerParamGroup> decay_matrices_only(const std::vector<NamedTensor>& parameters,
+                                                     const std::vector<NamedTensor>& updated, Options options) {
   std::vector<at::Tensor> matrices, others;
-  for (const NamedTensor& p : parameters) (p.tensor.dim() >= 2 ? matrices : others).push_back(p.tensor);
+  for (size_t i = 0; i < parameters.size(); ++i) (parameters[i].tensor.dim() >= 2 ? matrices : others).push_back(updated[i].tensor);
   std::vector<OptimizerParamGroup> groups;
   if (!matrices.empty()) groups.emplace_back(matrices, std::make_unique<Options>(options));
   if (!others.empty()) groups.emplace_back(others, std::make_unique<Options>(Options(options).weight_decay(0)));
+  return groups;
+}
+template <class Options>
+std::vector<OptimizerParamGroup> decay_matrices_only(const std::vector<NamedTensor>& parameters, Options options) {
+  return decay_matrices_only(parameters, parameters, std::move(options));
+}
+template <class Options>
+std::vector<OptimizerParamGroup> decay_matrices_only(const DataParallel& dp, Options options) {
+  return decay_matrices_only(dp.parameters(), dp.shards(), std::move(options));
+}
+
+/// Whether `name` matches one of the patterns in "a|b": '*' stands for any characters.
+bool matches(std::string_view patterns, std::string_view name);
+
+/// dp.shards() in one group per rule, by the first rule whose patterns match the parameter's name: {{"*.norm.*|*.bias",
+/// no_decay}, {"*", decay}}. Rules without parameters give no group. ConfigError for a parameter that no rule matches.
+std::vector<at::Tensor> matching(const DataParallel& dp, const std::vector<std::string>& rules, size_t rule);
+template <class Options>
+std::vector<OptimizerParamGroup> param_groups(const DataParallel& dp, const std::vector<std::pair<std::string, Options>>& rules) {
+  std::vector<std::string> patterns;
+  for (const auto& rule : rules) patterns.push_back(rule.first);
+  std::vector<OptimizerParamGroup> groups;
+  for (size_t i = 0; i < rules.size(); ++i) {
+    std::vector<at::Tensor> members = matching(dp, patterns, i);
+    if (!members.empty()) groups.emplace_back(std::move(members), std::make_unique<Options>(rules[i].second));
+  }
   return groups;
 }
 

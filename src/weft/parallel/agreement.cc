@@ -31,8 +31,8 @@ std::vector<std::string> lines_of(const std::string& text) {
 std::string describe(std::optional<at::ScalarType> dtype) { return dtype ? c10::toString(*dtype) : "as it is"; }
 
 std::string describe(const DataParallelOptions& o) {
-  return fmt::format("options grad_scale {}, buffers {}, gradient_dtype {}, reduce_dtype {}, reduce_hook {}, bucket {} and {} bytes",
-                     o.grad_scale == GradScale::sum ? "sum" : "mean_over_ranks",
+  return fmt::format("options sharding {}, reshard_after_forward {}, prefetch {}, grad_scale {}, buffers {}, gradient_dtype {}, reduce_dtype {}, reduce_hook {}, bucket {} and {} bytes",
+                     static_cast<int>(o.sharding), o.reshard_after_forward, o.prefetch, o.grad_scale == GradScale::sum ? "sum" : "mean_over_ranks",
                      o.buffers == BufferPolicy::broadcast ? "broadcast" : o.buffers == BufferPolicy::average ? "average" : "local",
                      describe(o.gradient_dtype), describe(o.reduce_dtype), o.reduce_hook ? "yes" : "no", o.bucket.bytes,
                      o.bucket.last_bytes);

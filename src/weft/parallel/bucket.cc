@@ -2,24 +2,9 @@
 
 #include "weft/core/error.h"
 #include "weft/layout/place.h"
+#include "weft/parallel/flat_view.h"
 
 namespace weft::parallel {
-namespace {
-
-/// Flat buffers hold real numbers: a complex parameter takes two elements per number.
-int64_t real_numel(const at::Tensor& t) { return t.is_complex() ? 2 * t.numel() : t.numel(); }
-
-/// Part of `flat` in the shape of `like`, complex if `like` is. Shares the storage without being a view to autograd:
-/// zero_grad() detaches gradients in place, which a view refuses.
-at::Tensor part_of(const at::Tensor& flat, int64_t offset, const at::Tensor& like) {
-  const auto dtype = like.is_complex() ? c10::toComplexType(flat.scalar_type()) : flat.scalar_type();
-  const at::Tensor contiguous = at::empty(like.sizes(), like.options().dtype(dtype).device(at::kMeta));
-  at::Tensor part = at::empty({0}, flat.options().dtype(dtype));
-  part.set_(flat.storage(), offset / (like.is_complex() ? 2 : 1), like.sizes(), contiguous.strides());
-  return part;
-}
-
-}  // namespace
 
 bool is_view_of(const at::Tensor& grad, const at::Tensor& view) {
   return grad.layout() == at::kStrided && grad.const_data_ptr() == view.const_data_ptr() && grad.dtype() == view.dtype() && grad.sizes() == view.sizes() &&

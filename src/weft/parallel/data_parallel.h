@@ -1,8 +1,9 @@
-// DataParallel: one engine for data parallelism with a dial (DESIGN: Sharding::none is position 0, DDP).
+// DataParallel: data parallelism with a dial, from DDP to fully sharded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,12 @@ namespace torch::nn {
 class Module;
 template <typename Contained>
 class ModuleHolder;
+}
+namespace torch::optim {
+class Optimizer;
+}
+namespace weft::parallel {
+class Engine;
 }
 namespace torch::jit {
 struct Module;
@@ -37,7 +44,24 @@ enum class GradScale { mean_over_ranks, sum };
 /// on every rank (PyTorch's broadcast_buffers), the mean of floating-point buffers, or nothing.
 enum class BufferPolicy { broadcast, average, local };
 
+/// The dial: what each rank keeps a part of, besides the optimizer's work.
+enum class Sharding {
+  none,       ///< nothing (DDP): gradients are all-reduced, every rank updates everything
+  optimizer,  ///< optimizer state (ZeRO-1): gradients are reduce-scattered, each rank updates its shard
+  gradients,  ///< and gradients (ZeRO-2): full gradients exist group by group, until they are reduced
+  parameters  ///< and parameters (ZeRO-3, FSDP): a Unit's exist while it runs. Those outside of any Unit: as `gradients`
+};
+
+/// zero = 0 .. 3, as in files and on the command line.
+Sharding sharding_of_zero(int64_t zero);
+
 struct DataParallelOptions {
+  Sharding sharding = Sharding::none;
+  /// Sharding::parameters: release a Unit's parameters after its forward and gather them again in backward (true), or keep them
+  /// until its gradients have landed (false: less traffic, more memory).
+  bool reshard_after_forward = true;
+  /// Sharding::parameters: Units gathered ahead of the one that runs.
+  int64_t prefetch = 1;
   GradScale grad_scale = GradScale::mean_over_ranks;
   BufferPolicy buffers = BufferPolicy::broadcast;
   /// Dtype in which gradients are kept and reduced; nullopt: the parameter's own. Sums are exact to fp32 in any case.
@@ -90,7 +114,8 @@ class DataParallel {
 
   /// Completes the reduction; no-op when nothing is pending. backward() calls it; calling it again is harmless.
   void finish();
-  /// Takes part in this step's reduction with zero gradients (this rank ran out of data).
+  /// Takes part in this step's reduction with zero gradients (this rank ran out of data). Under Sharding::parameters it stands
+  /// in for one forward and one backward of the others in which each Unit is used at most once.
   void join_without_batch();
 
   /// Global norm of the reduced gradients, each logical parameter counted once, then scaling by max_norm / (norm + 1e-6)
@@ -104,15 +129,45 @@ class DataParallel {
 
   /// The trainable parameters, in parameter-table order.
   const std::vector<NamedTensor>& parameters() const;
+
+  /// What this rank's optimizer updates: for each of parameters(), in the same order, this rank's elements of it (a flat leaf
+  /// tensor, maybe empty, with its reduced gradient as grad()), or the parameter itself under Sharding::none. Any optimizer
+  /// that treats elements alike works on them; gradients of the module's own parameters are undefined after backward.
+  const std::vector<NamedTensor>& shards() const;
+  /// optimizer.step() and refresh(). ConfigError, by name, for optimizers that need whole tensors (LBFGS). Any optimizer
+  /// over shards().
+  void step(torch::optim::Optimizer& optimizer);
+  /// Brings updated shards to all ranks. Collective. weft::optim's optimizers call it in step(); with others it is the
+  /// caller's, and until then touching parameters that are kept whole throws. No-op when nothing is out of date.
+  void refresh();
+  /// Says that weights were not updated since the last synchronised backward: the next one adds to its gradients.
+  void continue_accumulation();
+
+  /// While it lives, every parameter holds its full value on every rank, whatever the dial says; what is written into them
+  /// becomes part of the shards. Forward calls do not communicate, so ranks may do different numbers of them; backward
+  /// calls belong outside.
+  class [[nodiscard]] Full {
+   public:
+    explicit Full(std::shared_ptr<parallel::Engine> engine);
+    ~Full();
+    Full(Full&&) noexcept = default;
+
+   private:
+    std::shared_ptr<parallel::Engine> engine_;
+  };
+  /// Collective; the end of the scope is not.
+  Full gather_full();
+
   const Comm& comm() const;
+  /// Calls and bytes of all groups that this engine communicates in, by operation.
+  std::map<std::string, TrafficCount> traffic() const;
   const DataParallelOptions& options() const;
 
  private:
   friend at::Tensor global_mean(const at::Tensor&, int64_t, const DataParallel&);
   void settle() const;
 
-  class Impl;
-  std::shared_ptr<Impl> impl_;
+  std::shared_ptr<parallel::Engine> engine_;
 };
 
 /// loss = sum over all ranks of loss_sum / sum over all ranks of valid_count, in the gradient: returns this rank's share,

@@ -17,13 +17,17 @@ double evaluate(models::Transformer& model, const data::TokenSamples& samples, i
   const data::Share share = data::share_of(total, comm.size(), comm.rank());
   model->eval();
   double sum = 0, count = 0;
-  for (int64_t done = 0; done < share.count; done += micro_batch) {
-    std::vector<int64_t> chosen(static_cast<size_t>(std::min(micro_batch, share.count - done)));
-    for (size_t i = 0; i < chosen.size(); ++i) {
-      chosen[i] = (share.begin + done + static_cast<int64_t>(i)) * samples.size() / total;
+  // Every rank does as many forward passes as the one with the largest share: a sharded model communicates in each.
+  const int64_t largest = (total + comm.size() - 1) / comm.size();
+  for (int64_t done = 0; done < largest; done += micro_batch) {
+    const int64_t mine = std::clamp<int64_t>(share.count - done, 0, micro_batch);
+    std::vector<int64_t> chosen(static_cast<size_t>(std::max<int64_t>(mine, 1)), 0);
+    for (int64_t i = 0; i < mine; ++i) {
+      chosen[static_cast<size_t>(i)] = (share.begin + done + i) * samples.size() / total;
     }
     const data::Batch batch = samples.batch(chosen);
     const nn::LossSum loss = model->loss_sum(batch.inputs, batch.targets);
+    if (mine == 0) continue;
     sum += loss.sum.item<double>();
     count += static_cast<double>(loss.valid);
   }

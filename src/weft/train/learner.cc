@@ -21,6 +21,9 @@ DataParallelOptions dp_options(const Job& job) {
   DataParallelOptions options;
   // The loss is divided by one global count, so that gradients of ranks add up.
   options.grad_scale = GradScale::sum;
+  options.sharding = sharding_of_zero(job.config.parallel.zero);
+  options.reshard_after_forward = job.config.parallel.reshard_after_forward;
+  options.prefetch = job.config.parallel.prefetch;
   if (gradient_type(job) != job.dtype) options.gradient_dtype = gradient_type(job);
   const std::string& reduce = job.config.train.reduce_dtype;
   if (reduce != "auto" && scalar_type(reduce) != gradient_type(job)) options.reduce_dtype = scalar_type(reduce);
@@ -33,6 +36,8 @@ DataParallelOptions dp_options(const Job& job) {
 DataParallel make_data_parallel(models::Transformer& model, const Comm& comm, const Job& job) {
   const memory::Scope scope(Category::gradients);
   DataParallel dp(model.ptr(), comm, dp_options(job));
+  // Sharded ones are booked where they are made, and may be released by now.
+  if (dp.options().sharding != Sharding::none && comm.size() > 1) return dp;
   for (const NamedTensor& p : dp.parameters()) memory::rebook(p.tensor, Category::parameters);
   return dp;
 }
@@ -51,10 +56,10 @@ void book_own_gradients(const DataParallel& dp) {
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const config::OptimizerConfig& c, const DataParallel& dp) {
   if (c.name == "sgd") {
     const auto options = optim::SGDOptions(c.lr).momentum(c.momentum).weight_decay(c.weight_decay);
-    return std::make_unique<optim::SGD>(optim::decay_matrices_only(dp.parameters(), options), options);
+    return std::make_unique<optim::SGD>(optim::decay_matrices_only(dp, options), options);
   }
   const auto options = optim::AdamWOptions(c.lr).betas({c.beta1, c.beta2}).eps(c.eps).weight_decay(c.weight_decay);
-  return std::make_unique<optim::AdamW>(optim::decay_matrices_only(dp.parameters(), options), options);
+  return std::make_unique<optim::AdamW>(optim::decay_matrices_only(dp, options), options);
 }
 
 }  // namespace
@@ -73,10 +78,13 @@ Learner::Learner(const Job& job, const Comm& comm)
 StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update) {
   StepResult result;
   const int64_t passes = batches.accumulation();
+  // Full gradients that wait for the last pass are what zero = 2 and 3 are there to avoid.
+  const bool reduce_every_pass = dp_.options().sharding >= Sharding::gradients;
   for (int64_t pass = 0; pass < passes; ++pass) {
     const memory::Scope scope(Category::activations);
     const data::Batch batch = batches.at(update * global_batch_, pass);
-    dp_.sync(pass + 1 == passes);
+    dp_.sync(reduce_every_pass || pass + 1 == passes);
+    if (reduce_every_pass && pass > 0 && dp_.comm().size() > 1) dp_.continue_accumulation();
     const nn::TokenPlace place{.step = update, .first_sample = batch.first_sample};
     const nn::LossSum loss = model_->loss_sum(batch.inputs, batch.targets, models::kIgnoreIndex, place);
     const at::Tensor mean = scale_loss(loss.sum, batches.tokens_per_step(), dp_);

@@ -35,6 +35,7 @@ class Learner {
   std::optional<double> loss_scale() const { return scaler_ ? std::optional(scaler_->scale()) : std::nullopt; }
 
   models::Transformer& model() { return model_; }
+  DataParallel& data_parallel() { return dp_; }
 
  private:
   models::Transformer model_;

@@ -76,7 +76,7 @@ class Loop {
     return result;
   }
 
-  models::Transformer& model() { return learner_.model(); }
+  Learner& learner() { return learner_; }
 
  private:
   StepRecord step(int64_t update, bool& stopped) {
@@ -146,7 +146,10 @@ RunResult train(const Job& job, World& world, const RunHooks& hooks, RunFolder* 
     folder->event("start", start.dump());
   }
   const RunResult result = loop.run();
-  on_rank_zero(world.comm(), [&] { save_weights(loop.model(), job, folder->weights_path()); });
+  {
+    const auto full = loop.learner().data_parallel().gather_full();
+    on_rank_zero(world.comm(), [&] { save_weights(loop.learner().model(), job, folder->weights_path()); });
+  }
   if (folder) folder->finished();
   if (folder) folder->event("finish", summary(result).dump());
   return result;

@@ -157,6 +157,37 @@ TEST_F(Trainer, DropoutDoesNotDependOnRanksOrMicroBatch) {
   expect_close(run_on(2, config_).losses, reference.losses, 1e-10, "dropout");
 }
 
+TEST_F(Trainer, EveryPositionOfTheDialGivesTheSameRun) {
+  for (const char* family : {"llama", "gpt2"}) {  // an untied head, a Unit; and a tied one, which is not
+    config_.model.family = family;
+    config_.train.micro_batch = 2;
+    const Outcome reference = run_on(1, config_);
+    for (const auto& [zero, ranks] : {std::pair{1, 2}, {2, 3}, {3, 2}, {3, 4}}) {
+      config_.parallel.zero = zero;
+      const Outcome outcome = run_on(ranks, config_);
+      const std::string what = std::string(family) + " zero " + std::to_string(zero) + " on " + std::to_string(ranks);
+      expect_close(outcome.losses, reference.losses, 1e-10, what);
+      expect_close(outcome.norms, reference.norms, 1e-9, what);
+      expect_close(outcome.val_losses, reference.val_losses, 1e-10, what);
+      expect_close_weights(outcome, reference, 1e-10, what);
+    }
+    config_.parallel.zero = 0;
+  }
+}
+
+TEST_F(Trainer, ShardedFp32AndBf16FollowDataParallel) {
+  for (const auto& [dtype, tolerance] : {std::pair{"fp32", 1e-5}, {"bf16", 2e-2}}) {
+    config_.train.dtype = dtype;
+    const Outcome reference = run_on(2, config_);
+    for (const int zero : {1, 2, 3}) {
+      config::RunConfig config = config_;
+      config.parallel.zero = zero;
+      config.parallel.reshard_after_forward = zero != 3 || std::string(dtype) == "fp32";
+      expect_close(run_on(2, config).losses, reference.losses, tolerance, std::string(dtype) + " zero " + std::to_string(zero));
+    }
+  }
+}
+
 TEST_F(Trainer, Fp32StaysWithinItsBound) {
   config_.train.dtype = "fp32";
   const Outcome reference = run_on(1, config_);

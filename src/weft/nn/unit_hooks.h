@@ -1,0 +1,47 @@
+// What happens around a Unit's forward; parallel/ implements it, nn/ calls it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace weft::nn {
+
+class UnitHooks {
+ public:
+  virtual ~UnitHooks() = default;
+  /// The Unit's parameters are used from here on.
+  virtual void before_forward() = 0;
+  /// `outputs`: the tensors that the call returned. Not called when the call throws.
+  virtual void after_forward(const std::vector<at::Tensor>& outputs) = 0;
+};
+
+/// The part of a Unit that does not depend on the user's module: who is told about its calls.
+class UnitBase {
+ public:
+  UnitBase() = default;
+  /// A copy (clone()) is nobody's yet.
+  UnitBase(const UnitBase& other) : dissolved_(other.dissolved_) {}
+  UnitBase& operator=(const UnitBase& other) {
+    dissolved_ = other.dissolved_;
+    return *this;
+  }
+  virtual ~UnitBase() = default;
+
+  /// The engine that shards this Unit; null: calls go straight through. Held weakly: the engine may go first.
+  void set_hooks(std::weak_ptr<UnitHooks> hooks) { hooks_ = std::move(hooks); }
+  std::shared_ptr<UnitHooks> hooks() const { return hooks_.lock(); }
+
+  /// Not a unit of its own after all (a tied weight is used outside): its parameters belong to what is around it. Before the
+  /// module is wrapped.
+  void dissolve() { dissolved_ = true; }
+  bool dissolved() const { return dissolved_; }
+
+ private:
+  std::weak_ptr<UnitHooks> hooks_;
+  bool dissolved_ = false;
+};
+
+}  // namespace weft::nn

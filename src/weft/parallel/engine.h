@@ -1,0 +1,44 @@
+// What DataParallel forwards to: the replicated engine (Sharding::none) or the sharded one.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "weft/nn/unit_hooks.h"
+#include "weft/parallel/data_parallel.h"
+
+namespace weft::parallel {
+
+/// A Unit of the wrapped module, and the parameters that are its own.
+struct UnitSpec {
+  std::string name;
+  nn::UnitBase* unit = nullptr;
+};
+
+/// torch.nn.utils.clip_grad_norm_'s.
+inline constexpr double kClipEpsilon = 1e-6;
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  /// After construction: attaches hooks, which hold weak references.
+  virtual void watch() = 0;
+  virtual void sync(bool on) = 0;
+  virtual void finish() = 0;
+  virtual void settle() = 0;
+  virtual void join_without_batch() = 0;
+  virtual double grad_norm(double norm_type) = 0;
+  virtual double clip_grad_norm(double max_norm, double norm_type) = 0;
+  virtual void zero_grad() = 0;
+  virtual const std::vector<NamedTensor>& parameters() const = 0;
+  virtual const std::vector<NamedTensor>& shards() const = 0;
+  virtual const Comm& comm() const = 0;
+  virtual const DataParallelOptions& options() const = 0;
+  virtual std::map<std::string, TrafficCount> traffic() const { return comm().traffic(); }
+  virtual void refresh() {}
+  virtual void continue_accumulation() {}
+  virtual void hold_full() {}
+  virtual void end_full() {}
+};
+
+}  // namespace weft::parallel

@@ -1,0 +1,236 @@
+#include "weft/parallel/flat_group.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "weft/core/error.h"
+#include "weft/layout/place.h"
+#include "weft/memory/account.h"
+#include "weft/parallel/bucket.h"
+#include "weft/parallel/flat_view.h"
+#include "weft/parallel/storage_state.h"
+
+namespace weft::parallel {
+namespace {
+
+/// A tensor of its own on a stretch of `memory`'s bytes: it has its own access state and version.
+at::Tensor alias(const at::Tensor& memory, int64_t offset, int64_t numel) {
+  auto* data = static_cast<char*>(memory.mutable_data_ptr()) + offset * static_cast<int64_t>(memory.element_size());
+  return at::from_blob(data, {numel}, [keep = memory](void*) {}, memory.options());
+}
+
+}  // namespace
+
+FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, const Comm& gathers, const Comm& reductions)
+    : plan_(std::move(plan)), comm_(gathers), reductions_(reductions) {
+  const at::NoGradGuard no_grad;
+  const memory::Scope scope(memory::Category::parameters);
+  std::vector<int64_t> numels;
+  for (const NamedTensor& p : parameters) numels.push_back(real_numel(p.tensor));
+  const layout::FlatPlan place = layout::place(numels, comm_.size());
+  numel_ = place.numel;
+  shard_numel_ = numel_ / comm_.size();
+  const auto options = parameters.front().tensor.options().requires_grad(false).dtype(
+      c10::toRealValueType(parameters.front().tensor.scalar_type()));
+  const bool whole = plan_.residence == Residence::whole;
+  memory_ = comm_.allocate({whole ? numel_ : shard_numel_}, c10::typeMetaToScalarType(options.dtype()));
+  full_ = whole ? alias(memory_, 0, numel_) : at::empty({numel_}, options);
+  full_.zero_();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor parameter = parameters[i].tensor;
+    const at::Tensor place_of = part_of(full_, place.offsets[i], parameter);
+    place_of.copy_(parameter);
+    parameter.set_data(place_of);
+    slots_.push_back({.name = parameters[i].name, .parameter = parameter, .shard = {}, .shard_grad = {}, .offset = place.offsets[i]});
+  }
+  comm_.broadcast(full_, 0).released();
+  shard_ = whole ? alias(memory_, comm_.rank() * shard_numel_, shard_numel_) : memory_;
+  if (!whole) shard_.copy_(own_part(full_));
+  make_shard_views();
+  message_ = whole ? fmt::format("the parameters of {} ('{}' and {} more) are out of date: after backward each rank updates its own "
+                                 "part of them. After a step of an optimizer that is not Weft's call refresh() on the DataParallel, or "
+                                 "continue_accumulation() when there was no step",
+                                 plan_.label, slots_.front().name, slots_.size() - 1)
+                   : fmt::format("the parameters of {} ('{}' and {} more) are sharded: outside of its forward and backward each rank "
+                                 "holds its own part only. Read or write them inside DataParallel::gather_full(), and give the "
+                                 "optimizer DataParallel::shards()",
+                                 plan_.label, slots_.front().name, slots_.size() - 1);
+}
+
+void FlatGroup::make_shard_views() {
+  if (!plan_.trainable) return;
+  const memory::Scope scope(memory::Category::gradients);
+  if (!plan_.keep_full_gradients) shard_gradients_ = at::zeros({shard_numel_}, shard_.options().dtype(plan_.gradient_dtype));
+  if (plan_.keep_full_gradients) {
+    full_gradients_ = reductions_.allocate({numel_}, plan_.gradient_dtype).zero_();
+    shard_gradients_ = own_part(full_gradients_);
+  }
+  const int64_t begin = comm_.rank() * shard_numel_;
+  for (FlatSlot& slot : slots_) {
+    const int64_t unit = slot.parameter.is_complex() ? 2 : 1;
+    const int64_t from = std::clamp(slot.offset, begin, begin + shard_numel_);
+    const int64_t to = std::clamp(slot.offset + real_numel(slot.parameter), begin, begin + shard_numel_);
+    const at::Tensor like = at::empty({(to - from) / unit}, slot.parameter.options().device(at::kMeta).requires_grad(false));
+    slot.shard = part_of(shard_, from - begin, like).requires_grad_(true);
+    slot.shard_grad = part_of(shard_gradients_, shard_gradients_.storage_offset() + from - begin, like);
+  }
+}
+
+int64_t FlatGroup::gradient_bytes() const {
+  return plan_.trainable && !plan_.keep_full_gradients ? numel_ * static_cast<int64_t>(c10::elementSize(plan_.gradient_dtype)) : 0;
+}
+
+void FlatGroup::start_gather() {
+  const memory::Scope scope(memory::Category::parameters);
+  if (plan_.residence == Residence::whole) {
+    gather_ = comm_.all_gather(memory_, shard_);
+    return;
+  }
+  if (!holds_data_) restore_data(full_);
+  holds_data_ = true;
+  gather_ = comm_.all_gather(full_, shard_);
+}
+
+void FlatGroup::finish_gather() {
+  gather_.wait();
+  if (plan_.residence == Residence::whole) set_current();
+}
+
+void FlatGroup::release() {
+  if (plan_.residence == Residence::whole || !holds_data_) return;
+  gather_.wait();
+  release_data(full_, message_);
+  holds_data_ = false;
+}
+
+void FlatGroup::set_stale() { plan_.residence == Residence::whole ? forbid_access(full_, message_) : release(); }
+
+void FlatGroup::set_current() {
+  if (plan_.residence == Residence::whole) allow_access(full_);
+}
+
+void FlatGroup::keep_written() {
+  if (plan_.residence == Residence::whole || !holds_data_) return;
+  const at::NoGradGuard no_grad;
+  shard_.copy_(own_part(full_));
+}
+
+void FlatGroup::open_round() {
+  launched_ = false;
+  missing_ = static_cast<int64_t>(slots_.size());
+  for (FlatSlot& slot : slots_) slot.ready = false;
+}
+
+void FlatGroup::mark_ready(FlatSlot& slot) {
+  if (!slot.parameter.grad().defined()) return;  // another part of this backward may still give it one
+  if (launched_) {
+    throw ConfigError("parameter '" + slot.name + "' received a gradient after its group was reduced: it is used in more than one "
+                      "part of this backward (reentrant recomputation does that). Set DataParallelOptions::overlap = false, or "
+                      "use non-reentrant recomputation");
+  }
+  if (!std::exchange(slot.ready, true)) --missing_;
+}
+
+void FlatGroup::check_home(const FlatSlot& slot) const {
+  if (slot.parameter.storage().unsafeGetStorageImpl() == full_.storage().unsafeGetStorageImpl()) return;
+  throw ConfigError("parameter '" + slot.name + "' was given other storage after it was wrapped in DataParallel (by to(), set_data() "
+                    "or a load that replaces tensors). Move or load the module first, then wrap it");
+}
+
+/// What the shard holds from earlier rounds that nobody has zeroed: this round adds to it.
+void FlatGroup::keep_earlier() {
+  adds_ = std::any_of(slots_.begin(), slots_.end(), [](const FlatSlot& slot) { return slot.shard.grad().defined(); });
+  if (!adds_) return;
+  for (FlatSlot& slot : slots_) {
+    const at::Tensor& grad = slot.shard.grad();
+    if (!grad.defined()) {
+      slot.shard_grad.zero_();
+    } else if (!is_view_of(grad, slot.shard_grad)) {
+      slot.shard_grad.copy_(grad);
+    }
+  }
+  // With a buffer of their own the new gradients land on top of the reduced ones.
+  if (plan_.keep_full_gradients) earlier_ = shard_gradients_.clone();
+}
+
+void FlatGroup::begin_gradients(GradientPool& pool) {
+  if (has_gradients_) return;
+  has_gradients_ = true;
+  reduction_.released();
+  keep_earlier();
+  if (!plan_.keep_full_gradients) full_gradients_ = pool.take(numel_, plan_.gradient_dtype, buffer_);
+}
+
+void FlatGroup::adopt(FlatSlot& slot, GradientPool& pool) {
+  const at::NoGradGuard no_grad;
+  check_home(slot);
+  at::Tensor& grad = slot.parameter.mutable_grad();
+  if (!grad.defined()) return;
+  if (grad.layout() != at::kStrided) {
+    throw ConfigError("parameter '" + slot.name + "' has a sparse gradient, which data parallelism does not reduce. Use sparse = "
+                      "false for this embedding");
+  }
+  begin_gradients(pool);
+  const at::Tensor view = gradient_view(slot);
+  if (is_view_of(grad, view)) return;
+  view.copy_(grad.detach());
+  grad = view;
+}
+
+void FlatGroup::launch(GradientPool& pool, ReduceOp op) {
+  const at::NoGradGuard no_grad;
+  begin_gradients(pool);
+  for (FlatSlot& slot : slots_) {
+    slot.used = slot.parameter.grad().defined();
+    if (slot.used) {
+      adopt(slot, pool);
+      slot.parameter.mutable_grad().reset();  // from here on it is part of a sum over ranks
+    } else {
+      gradient_view(slot).zero_();
+    }
+  }
+  launched_ = true;
+  const bool in_place = adds_ || plan_.keep_full_gradients;
+  reduction_ = reductions_.reduce_scatter(in_place ? own_part(full_gradients_) : shard_gradients_, full_gradients_, op);
+  if (buffer_ != nullptr) buffer_->last = reduction_;
+  if (!in_place) give_back_buffer();
+}
+
+void FlatGroup::give_back_buffer() {
+  if (buffer_ != nullptr) buffer_->taken = false;
+  buffer_ = nullptr;
+  if (!plan_.keep_full_gradients) full_gradients_.reset();
+}
+
+void FlatGroup::collect() {
+  if (!launched_ || !has_gradients_) return;
+  const at::NoGradGuard no_grad;
+  // released(), not only wait(): whoever clips or zeroes next writes here, and peers may still read.
+  plan_.keep_full_gradients ? reduction_.released() : reduction_.wait();
+  if (adds_) shard_gradients_.add_(plan_.keep_full_gradients ? earlier_ : own_part(full_gradients_));
+  earlier_.reset();
+  give_back_buffer();
+  has_gradients_ = false;
+}
+
+void FlatGroup::present(const float* used) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const bool defined = used[i] > 0.0F || (adds_ && slots_[i].shard.grad().defined());
+    slots_[i].shard.mutable_grad() = defined ? slots_[i].shard_grad : at::Tensor();
+  }
+}
+
+void FlatGroup::drop_gradients() {
+  for (FlatSlot& slot : slots_) {
+    slot.parameter.mutable_grad().reset();
+    slot.shard.mutable_grad().reset();
+  }
+  if (!launched_ && has_gradients_) {
+    give_back_buffer();
+    has_gradients_ = false;
+  }
+}
+
+}  // namespace weft::parallel

@@ -1,0 +1,113 @@
+// FlatGroup: parameters that lie in one flat buffer, cut into one equal shard per rank. Gathered and reduced together.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "weft/parallel/data_parallel.h"
+#include "weft/parallel/flat_view.h"
+#include "weft/parallel/gradient_pool.h"
+
+namespace weft::parallel {
+
+/// One parameter of a group.
+struct FlatSlot {
+  std::string name;
+  at::Tensor parameter;   ///< the module's, full shape; a view of the flat parameter buffer
+  at::Tensor shard;       ///< this rank's elements of it [0 .. numel], a leaf for the optimizer; undefined if frozen
+  at::Tensor shard_grad;  ///< their reduced gradient, the same shape
+  int64_t offset = 0;     ///< of the parameter in the flat buffer, in elements of the buffer
+  bool ready = false;     ///< its gradient of this round has landed
+  bool used = false;      ///< this rank had a gradient in this round
+};
+
+/// Where the parameters are between uses.
+enum class Residence {
+  whole,    ///< every rank keeps all of them; out of date from the reduction until refresh() (ZeRO-1, ZeRO-2)
+  released  ///< every rank keeps its shard; the rest exists from gather() to release() (ZeRO-3)
+};
+
+/// Who waits for whom:
+///   start_gather   reads the peers' shards in place; finish_gather() returns when this rank's copy is there. Peers may still
+///                  read this rank's shard: settle() returns when they do not, and only then may an optimizer write.
+///   adopt          brings a gradient into the flat gradient buffer; that comes from the pool with the group's first gradient
+///                  (kept for good when `keep_full_gradients`).
+///   launch         reduce-scatters the buffer; collect() waits for it and adds what the shard held before.
+class FlatGroup {
+ public:
+  struct Plan {
+    std::string label;                 ///< for messages: "unit 'layers.0'"
+    at::ScalarType gradient_dtype = at::kFloat;
+    bool trainable = true;
+    Residence residence = Residence::whole;
+    bool keep_full_gradients = false;  ///< a full gradient buffer of its own for good (ZeRO-1)
+  };
+
+  /// Moves the parameters (one dtype, one device) into the buffer with the values of rank 0. Collective over both Comms,
+  /// which have the same ranks: gathers and reductions run in orders of their own.
+  FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, const Comm& gathers, const Comm& reductions);
+
+  std::vector<FlatSlot>& slots() { return slots_; }
+  const std::vector<FlatSlot>& slots() const { return slots_; }
+  const Plan& plan() const { return plan_; }
+  int64_t gradient_bytes() const;
+
+  void start_gather();
+  void finish_gather();
+  bool holds_data() const { return holds_data_; }
+  void release();
+  /// The shards have changed or are about to: what is whole must be gathered before it is read.
+  void set_stale();
+  /// Ends set_stale(): nothing has changed after all.
+  void set_current();
+  /// Takes over what was written into the gathered parameters on this rank: its own part. After settle().
+  void keep_written();
+  void settle() { gather_.released(); }
+
+  void open_round();
+  bool complete() const { return missing_ == 0; }
+  bool launched() const { return launched_; }
+  void mark_ready(FlatSlot& slot);
+  void adopt(FlatSlot& slot, GradientPool& pool);
+  /// Slots without gradient contribute zeros. The parameters' own grad() is undefined afterwards.
+  void launch(GradientPool& pool, ReduceOp op);
+  bool reduction_done() { return launched_ && reduction_.test(); }
+  /// Waits for the reduction, adds what earlier rounds left, gives the buffer back.
+  void collect();
+  /// Presents the reduced gradients as shard.grad(); used [slots]: above 0 where any rank had a gradient. Undefined elsewhere.
+  void present(const float* used);
+  /// Forgets all gradients.
+  void drop_gradients();
+
+ private:
+  void make_shard_views();
+  void check_home(const FlatSlot& slot) const;
+  void keep_earlier();
+  void begin_gradients(GradientPool& pool);
+  void give_back_buffer();
+  at::Tensor own_part(const at::Tensor& flat) const { return flat.narrow(0, comm_.rank() * shard_numel_, shard_numel_); }
+  at::Tensor gradient_view(const FlatSlot& slot) const { return part_of(full_gradients_, slot.offset, slot.parameter); }
+
+  Plan plan_;
+  Comm comm_, reductions_;
+  int64_t numel_ = 0, shard_numel_ = 0;
+  at::Tensor memory_;           // whole: [numel], shared; the two below alias it
+  at::Tensor full_;             // [numel], what the parameters are views of
+  at::Tensor shard_;            // [shard_numel]
+  at::Tensor full_gradients_;   // [numel] while there are unreduced gradients
+  at::Tensor shard_gradients_;  // [shard_numel]; a part of full_gradients_ if those are kept
+  at::Tensor earlier_;          // copy of shard_gradients_ while the buffer is reused on top of them
+  GradientPool::Buffer* buffer_ = nullptr;
+  std::vector<FlatSlot> slots_;
+  Work gather_, reduction_;
+  std::string message_;
+  bool holds_data_ = true;
+  bool adds_ = false;           // this round adds to reduced gradients that are still in the shard
+  bool has_gradients_ = false;  // there are gradients that were not reduced, or not collected
+  bool launched_ = false;
+  int64_t missing_ = 0;
+};
+
+}  // namespace weft::parallel

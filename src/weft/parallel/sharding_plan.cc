@@ -1,0 +1,106 @@
+#include "weft/parallel/sharding_plan.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "weft/layout/place.h"
+#include "weft/parallel/flat_view.h"
+
+namespace weft::parallel {
+namespace {
+
+using Chain = std::vector<size_t>;  // Units around a parameter, outermost first
+
+Chain units_around(const std::string& parameter, const std::vector<UnitSpec>& units) {
+  Chain chain;
+  for (size_t u = 0; u < units.size(); ++u) {
+    const bool inside = units[u].name.empty() || parameter.compare(0, units[u].name.size() + 1, units[u].name + ".") == 0;
+    if (!inside) continue;
+    // A module that is registered under two names is one Unit.
+    size_t first = 0;
+    while (units[first].unit != units[u].unit) ++first;
+    chain.push_back(first);
+  }
+  std::sort(chain.begin(), chain.end(), [&](size_t a, size_t b) { return units[a].name.size() < units[b].name.size(); });
+  return chain;
+}
+
+void keep_common(Chain& chain, const Chain& other) {
+  const auto differ = std::mismatch(chain.begin(), chain.end(), other.begin(), other.end());
+  chain.erase(differ.first, chain.end());
+}
+
+at::ScalarType gradient_dtype(const at::Tensor& parameter, const DataParallelOptions& options) {
+  return options.gradient_dtype.value_or(c10::toRealValueType(parameter.scalar_type()));
+}
+
+/// What must be equal for parameters to share a buffer.
+std::string key_of(const at::Tensor& p, const DataParallelOptions& options) {
+  return p.toString() + c10::toString(gradient_dtype(p, options)) + (p.requires_grad() ? "" : " frozen");
+}
+
+void add_unit_groups(ShardingPlan& plan, int64_t unit, const std::vector<NamedTensor>& members, const DataParallelOptions& options) {
+  std::map<std::string, PlannedGroup> by_key;
+  for (const NamedTensor& p : members) {
+    PlannedGroup& group = by_key[key_of(p.tensor, options)];
+    group.unit = unit;
+    group.plan = {.label = "unit '" + plan.units[static_cast<size_t>(unit)] + "'",
+                  .gradient_dtype = gradient_dtype(p.tensor, options),
+                  .trainable = p.tensor.requires_grad(),
+                  .residence = Residence::released};
+    group.parameters.push_back(p);
+  }
+  for (auto& [key, group] : by_key) plan.groups.push_back(std::move(group));
+}
+
+void add_whole_groups(ShardingPlan& plan, const std::vector<NamedTensor>& members, const DataParallelOptions& options) {
+  std::vector<layout::BucketItem> items;
+  for (const NamedTensor& p : members) {
+    items.push_back({.bytes = real_numel(p.tensor) * static_cast<int64_t>(c10::elementSize(gradient_dtype(p.tensor, options))),
+                     .key = key_of(p.tensor, options)});
+  }
+  for (const auto& bucket : layout::make_buckets(items, options.bucket)) {
+    PlannedGroup group;
+    for (auto it = bucket.rbegin(); it != bucket.rend(); ++it) group.parameters.push_back(members[static_cast<size_t>(*it)]);
+    group.plan = {.label = "the module",
+                  .gradient_dtype = gradient_dtype(group.parameters.front().tensor, options),
+                  .keep_full_gradients = options.sharding == Sharding::optimizer};
+    plan.groups.push_back(std::move(group));
+  }
+}
+
+}  // namespace
+
+ShardingPlan plan_sharding(std::vector<NamedTensor> parameters, const std::vector<UnitSpec>& units, const DataParallelOptions& options) {
+  ShardingPlan plan;
+  std::unordered_map<const void*, Chain> around;
+  for (NamedTensor& p : parameters) {
+    const Chain chain = units_around(p.name, units);
+    const auto [found, fresh] = around.emplace(p.tensor.unsafeGetTensorImpl(), chain);
+    fresh ? plan.all.push_back(std::move(p)) : keep_common(found->second, chain);
+  }
+  std::map<size_t, std::vector<NamedTensor>> in_unit;
+  std::vector<NamedTensor> whole;
+  for (const NamedTensor& p : plan.all) {
+    const Chain& chain = around.at(p.tensor.unsafeGetTensorImpl());
+    if (options.sharding == Sharding::parameters && !chain.empty()) {
+      in_unit[chain.back()].push_back(p);
+    } else {
+      (p.tensor.requires_grad() ? whole : plan.untouched).push_back(p);
+    }
+  }
+  for (const auto& [unit, members] : in_unit) {
+    plan.units.push_back(units[unit].name);
+    plan.unit_modules.push_back(units[unit].unit);
+  }
+  auto index = static_cast<int64_t>(in_unit.size());
+  for (auto it = in_unit.rbegin(); it != in_unit.rend(); ++it) add_unit_groups(plan, --index, it->second, options);
+  // What lies outside of Units is complete when the first layers are, so it comes last.
+  add_whole_groups(plan, whole, options);
+  return plan;
+}
+
+}  // namespace weft::parallel
