@@ -109,8 +109,7 @@ void UnitGathers::end_backward() {
 void UnitGathers::pass_without_use() {
   if (held_ || units_.empty()) return;
   if (next_ > 0) finish_forward();
-  finish_forward();
-  end_backward();
+  end_backward();  // makes up for the forward pass as well
 }
 
 void UnitGathers::hold_all() {
