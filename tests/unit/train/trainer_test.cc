@@ -98,7 +98,9 @@ class Trainer : public ::testing::Test {
     ASSERT_FALSE(left.names().empty());
     for (const std::string& name : right.names()) {
       const at::Tensor reference = right.tensor(name);
-      const double error = ((left.tensor(name) - reference).abs().max() / reference.abs().max()).item<double>();
+      // Softmax does not see a bias of the keys: its gradient is rounding, its weight stays near 0, and only that is compared.
+      const at::Tensor scale = name.ends_with("attn.wk.bias") ? at::ones({}, at::kDouble) : reference.abs().max();
+      const double error = ((left.tensor(name) - reference).abs().max() / scale).item<double>();
       EXPECT_LE(error, tolerance) << what << ", " << name;
     }
   }
