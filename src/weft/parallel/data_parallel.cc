@@ -59,7 +59,7 @@ DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<Name
     : engine_(make_engine(std::move(parameters), std::move(buffers), {}, std::move(comm), std::move(options))) {}
 
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Comm comm, DataParallelOptions options)
-    : engine_(make_engine(named(checked(module).named_parameters()), named(checked(module).named_buffers()), units_of(*module),
+    : engine_(make_engine(named(checked(module).named_parameters()), named(checked(module).named_buffers()), units_of(checked(module)),
                           std::move(comm), std::move(options))) {}
 
 DataParallel::~DataParallel() = default;

@@ -80,7 +80,7 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
   void join_without_batch() override {
     settle();
     if (!open_) open_round();
-    gathers_->pass_without_use();
+    gathers_->begin_without_use();
     finish();
   }
 

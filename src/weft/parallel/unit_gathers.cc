@@ -106,10 +106,8 @@ void UnitGathers::end_backward() {
   next_ = 0;
 }
 
-void UnitGathers::pass_without_use() {
-  if (held_ || units_.empty()) return;
-  if (next_ > 0) finish_forward();
-  end_backward();  // makes up for the forward pass as well
+void UnitGathers::begin_without_use() {
+  if (!held_ && next_ > 0) finish_forward();
 }
 
 void UnitGathers::hold_all() {

@@ -35,10 +35,11 @@ class UnitGathers {
   /// A gradient has come to an output of the Unit.
   void begin_backward(size_t unit);
   void gradient_landed(size_t unit);
-  /// The end of a whole backward(): everything is released.
+  /// The end of a whole backward(): everything is released. Takes part in what this pass has not gathered, forward and
+  /// backward, so that it stands for a whole pass on a rank that used nothing.
   void end_backward();
-  /// Takes part in one forward and backward without using anything.
-  void pass_without_use();
+  /// A pass in which this rank uses nothing begins; end_backward() completes it.
+  void begin_without_use();
 
   /// Gathers everything and keeps it until let_go().
   void hold_all();

@@ -44,11 +44,11 @@ TEST(Parse, ReadsValuesOverDefaults) {
 TEST(Parse, ReportsEveryProblemAtOnceWithItsLine) {
   EXPECT_THAT(
       problems(
-          "[train]\nstepz = 5\nsteps = \"many\"\nglobal_batch = 0\ndtype = 'fp16'\nseed = 1.5\n[optimzer]\nlr = 1\n"),
+          "[train]\nstepz = 5\nsteps = \"many\"\nglobal_batch = 0\ndtype = 'fp8'\nseed = 1.5\n[optimzer]\nlr = 1\n"),
       ElementsAre("run.toml:2 train.stepz: unknown key (did you mean train.steps?)",
                   "run.toml:3 train.steps: 'many' is no whole number",
                   "run.toml:4 train.global_batch: 0 is out of range (at least 1, at most 1000000000)",
-                  "run.toml:5 train.dtype: \"fp16\" is none of fp64, fp32, bf16",
+                  "run.toml:5 train.dtype: \"fp8\" is none of fp64, fp32, bf16, fp16",
                   "run.toml:6 train.seed: 1.5 is no whole number",
                   "run.toml:7 [optimzer]: unknown section (did you mean [optimizer]?)"));
 }
