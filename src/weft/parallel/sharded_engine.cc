@@ -249,8 +249,8 @@ void ShardedEngine::build(ShardingPlan& plan) {
     for (const FlatSlot& slot : group->slots()) shard_of.emplace(slot.parameter.unsafeGetTensorImpl(), slot.shard);
   }
   // The peers' buffers of one group are read while the next group fills its own, and a third is ready early.
-  constexpr int kPooledBuffers = 3;
-  pool_ = std::make_unique<GradientPool>(kPooledBuffers, largest, comm_);
+  constexpr size_t kPooledBuffers = 3;
+  pool_ = std::make_unique<GradientPool>(static_cast<int>(std::min(kPooledBuffers, trainable_.size())), largest, comm_);
   for (NamedTensor& p : plan.all) {
     if (!p.tensor.requires_grad()) continue;
     shards_.push_back({p.name, shard_of.at(p.tensor.unsafeGetTensorImpl())});
