@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "weft/comm/pipe_signal.h"
 #include "weft/comm/state.h"
 
 namespace weft::detail {
@@ -20,10 +21,19 @@ using Gloo = c10d::ProcessGroupGloo;
 class AbortableGloo final : public Gloo {
  public:
   using Gloo::Gloo;
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int peer, int tag) override {
+    const PipeSignalBlocked here;  // a message is written by the caller's thread
+    return Gloo::send(tensors, peer, tag);
+  }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int peer, int tag) override {
+    const PipeSignalBlocked here;
+    return Gloo::recv(tensors, peer, tag);
+  }
   // Calls in flight fail at once; without it the destructor waits for them until their deadlines. Closing connections is
   // not enough: gloo tells the peers, but not its own pending calls. A receive that expires does tell them.
   void abort() override {
     if (aborted_.exchange(true)) return;
+    const PipeSignalBlocked here;
     at::Tensor nothing = at::empty({1}, at::kByte);
     std::vector<at::Tensor> target{nothing};
     for (int peer = 0; peer < getSize(); ++peer) {
@@ -102,6 +112,7 @@ struct GlooDevices::Impl {
 };
 
 GlooDevices::GlooDevices(bool one_host) : impl_(std::make_unique<Impl>()) {
+  const PipeSignalBlocked for_its_threads;
   const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
   if (one_host && !(interfaces && *interfaces)) {
     impl_->devices.push_back(Gloo::createDeviceForHostname("127.0.0.1"));
@@ -116,6 +127,7 @@ c10::intrusive_ptr<c10d::Backend> GlooDevices::make_group(const c10::intrusive_p
                                                           std::chrono::milliseconds connect_timeout) {
   auto options = Gloo::Options::create(connect_timeout);
   options->devices = impl_->devices;
+  const PipeSignalBlocked for_its_threads;
   auto group = c10::make_intrusive<AbortableGloo>(store, rank, size, options);
   group->setTimeout(kBackgroundTimeout);
   return group;

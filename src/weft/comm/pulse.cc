@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "weft/comm/pipe_signal.h"
 #include "weft/comm/process_state.h"
 
 namespace weft::detail {
@@ -259,6 +260,7 @@ void Pulse::State::run() {
 
 Pulse::Pulse(c10::intrusive_ptr<c10d::Store> store, int rank, int size, int host)
     : state_(std::make_shared<State>(std::move(store), rank, size, host)) {
+  const PipeSignalBlocked for_the_thread;
   std::thread([state = state_] { state->run(); }).detach();
 }
 
