@@ -33,8 +33,8 @@ demo: build  ## train a language model on two ranks, five minutes
 test: all  ## the quick tests
 	@$(ENV); cd $(BUILD); ctest -L quick -j $(JOBS) --output-on-failure --no-tests=error
 
-test-all: all  ## every test but those that need other launchers (ctest -L launchers)
-	@$(ENV); cd $(BUILD); ctest -LE launchers -j $(JOBS) --output-on-failure --no-tests=error
+test-all: all  ## every test but those of real launchers and of the set-up (ctest -L launchers, -L setup)
+	@$(ENV); cd $(BUILD); ctest -LE "launchers|setup" -j $(JOBS) --output-on-failure --no-tests=error
 
 bench: all  ## the benchmarks
 	@shopt -s nullglob; for program in $(BUILD)/bin/bench_*; do echo "== $$program"; "$$program"; done

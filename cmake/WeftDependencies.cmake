@@ -1,7 +1,6 @@
 # Third-party libraries. All but libtorch are Debian/Ubuntu packages; scripts/setup.sh installs what is missing.
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
-find_package(spdlog REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(PkgConfig REQUIRED)

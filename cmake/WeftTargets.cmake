@@ -22,6 +22,10 @@ function(weft_folder name)
   endif()
 endfunction()
 
+# Tests spend their time in the library, and compiling them is most of `make test`: they are not optimised (the last -O
+# counts). The sanitizers' presets keep their own level.
+set(WEFT_TEST_OPTIONS $<$<CONFIG:Release>:-O0>)
+
 # weft_test(NAME [TORCH] [FOLDER dir] [LIBS target...])
 #   One test program from all *_test.cc of tests/NAME, labelled quick; files named *_full_test.cc form a second program
 #   labelled full (run by `make test-all` only). TORCH without LIBS links all of Weft and tests/support/ranks.h; with LIBS
@@ -59,6 +63,7 @@ function(weft_test dir)
       # stdc++ before gtest: else gtest's uses of std::string pull any object of our archives that holds a copy of them.
       target_link_libraries(${target} PRIVATE ${arg_LIBS} stdc++ GTest::gtest GTest::gmock GTest::gtest_main)
     endif()
+    target_compile_options(${target} PRIVATE ${WEFT_TEST_OPTIONS})
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
     target_compile_definitions(${target} PRIVATE
       WEFT_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data" WEFT_BINARY="${PROJECT_BINARY_DIR}/bin/weft" ${arg_DEFINES})

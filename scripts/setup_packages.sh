@@ -12,7 +12,6 @@ g++                 gxx              gcc-c++              gcc            bin/c++
 pkg-config          pkg-config       pkgconf-pkg-config   pkgconf        bin/pkg-config
 ccache              ccache           ccache               ccache         bin/ccache
 libfmt-dev          fmt              fmt-devel            fmt            fmt/format.h
-libspdlog-dev       spdlog           spdlog-devel         spdlog         spdlog/spdlog.h
 libcli11-dev        cli11            cli11-devel          cli11          CLI/CLI.hpp
 nlohmann-json3-dev  nlohmann_json    json-devel           nlohmann-json  nlohmann/json.hpp
 libtomlplusplus-dev tomlplusplus     tomlplusplus-devel   tomlplusplus   toml++/toml.h

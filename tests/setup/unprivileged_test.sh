@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # A user without root clones the project into an empty folder, sets it up and configures the build.
 #   WEFT_TORCH   an existing libtorch that everybody may read; without it the set-up downloads one (553 MB)
-# Exit code 77: not run, and the text says what is missing.
+# Fails when it cannot run, and says what it lacks.
 set -euo pipefail
 source_tree=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-lacking() { echo "not run: $*"; exit 77; }
+lacking() { echo "cannot run: $*"; exit 1; }
 
 command -v git >/dev/null || lacking "git is needed to clone"
 work=$(mktemp -d)
