@@ -31,9 +31,14 @@ inline CommandResult run_command(const std::string& line) {
           .err = read_file(dir / "err")};
 }
 
-/// `weft` with these arguments.
-inline CommandResult weft_command(const std::string& arguments) {
-  return run_command(std::string(WEFT_BINARY) + " " + arguments);
+/// `weft` with these arguments; `environment` holds shell assignments (A=1 B=2).
+inline CommandResult weft_command(const std::string& arguments, const std::string& environment = "") {
+  return run_command(environment + " " WEFT_BINARY " " + arguments);
+}
+
+/// The same with both streams in `out`, in the order in which they were written.
+inline CommandResult weft_output(const std::string& arguments, const std::string& environment = "") {
+  return weft_command(arguments + " 2>&1", environment);
 }
 
 }  // namespace weft::testing

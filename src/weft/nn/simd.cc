@@ -11,6 +11,8 @@
 #include <hwy/highway.h>
 #include <hwy/contrib/math/math-inl.h>
 
+#include "weft/core/bf16-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace weft::nn::simd::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -19,26 +21,13 @@ template <class C>
 HWY_INLINE auto load_full(hn::ScalableTag<C> d, const C* p) {
   return hn::LoadU(d, p);
 }
-HWY_INLINE auto load_full(hn::ScalableTag<float> d, const Bf16Bits* p) {
-  const hn::RebindToUnsigned<decltype(d)> du;
-  const hn::Rebind<uint16_t, decltype(d)> d16;
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, p))));
-}
+HWY_INLINE auto load_full(hn::ScalableTag<float> d, const Bf16Bits* p) { return bf16::HWY_NAMESPACE::load(d, p); }
 template <class C, class V>
 HWY_INLINE void store_full(hn::ScalableTag<C> d, V v, C* p) {
   hn::StoreU(v, d, p);
 }
-/// Rounds to nearest, ties to even; NaN stays NaN.
 template <class V>
-HWY_INLINE void store_full(hn::ScalableTag<float> d, V v, Bf16Bits* p) {
-  const hn::RebindToUnsigned<decltype(d)> du;
-  const hn::Rebind<uint16_t, decltype(d)> d16;
-  const auto bits = hn::BitCast(du, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF))));
-  const auto nan = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Set(du, 0x7FC0), rounded);
-  hn::StoreU(hn::TruncateTo(d16, nan), d16, p);
-}
+HWY_INLINE void store_full(hn::ScalableTag<float> d, V v, Bf16Bits* p) { bf16::HWY_NAMESPACE::store(d, v, p); }
 
 /// The first `count` elements, zeros behind them, and their counterpart: no element's result depends on its position.
 template <class T, class D>

@@ -16,6 +16,8 @@
 // foreach_target includes this file once per instruction set; highway.h must follow it.
 #include <hwy/highway.h>
 
+#include "weft/core/bf16-inl.h"
+
 #ifndef WEFT_OPTIM_FACTORS
 #define WEFT_OPTIM_FACTORS
 namespace weft::optim {
@@ -37,23 +39,7 @@ template <class T>
 HWY_INLINE auto load(hn::ScalableTag<T> d, const T* p) {
   return hn::LoadU(d, p);
 }
-/// bf16 is the upper half of fp32.
-HWY_INLINE auto load(hn::ScalableTag<float> d, const uint16_t* p) {
-  const hn::RebindToUnsigned<decltype(d)> du;
-  const hn::Rebind<uint16_t, decltype(d)> d16;
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, p))));
-}
-/// Rounds to nearest, ties to even; NaN stays NaN.
-template <class V>
-HWY_INLINE void store_bf16(hn::ScalableTag<float> d, V v, uint16_t* p) {
-  const hn::RebindToUnsigned<decltype(d)> du;
-  const hn::Rebind<uint16_t, decltype(d)> d16;
-  const auto bits = hn::BitCast(du, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF))));
-  const auto nan = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Set(du, 0x7FC0), rounded);
-  hn::StoreU(hn::TruncateTo(d16, nan), d16, p);
-}
+HWY_INLINE auto load(hn::ScalableTag<float> d, const uint16_t* p) { return bf16::HWY_NAMESPACE::load(d, p); }
 
 /// The operations and their order are torch::optim::AdamW's, so that results agree to rounding. G: T, or bf16 as its bits.
 /// `copy`: null, or the weights in bf16.
@@ -72,7 +58,7 @@ void AdamWRange(const Factors<T>& f, T* weight, const G* grad, T* m, T* v, uint1
     return hn::MulAdd(step, hn::Div(mi, denominator), hn::Mul(w, decay));
   };
   const auto store_copy = [&](auto w, uint16_t* p) {
-    if constexpr (sizeof(T) == sizeof(float)) store_bf16(d, w, p);
+    if constexpr (sizeof(T) == sizeof(float)) bf16::HWY_NAMESPACE::store(d, w, p);
   };
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) {

@@ -53,6 +53,15 @@ std::vector<Lever> levers(const Job& job, const memory::Usage& usage) {
                     half, now),
         activations - activations * half / now, true);
   }
+  const int64_t dp = job.accumulation.dp, zero = c.parallel.zero;
+  if (dp > 1 && zero < 3) {
+    // What zero = 3 would share out and the present position does not yet.
+    int64_t shared = usage.of(Category::parameters);
+    if (zero < 2) shared += usage.of(Category::gradients);
+    if (zero < 1) shared += usage.of(Category::optimizer);
+    add(fmt::format("parallel.zero = 3 (now {}): every rank keeps a part of what all keep now, the same result", zero),
+        shared - shared / dp, true);
+  }
   if (c.train.dtype == "fp64") add("train.dtype = \"fp32\": half the bytes of everything", usage.live / 2);
   if (c.train.dtype == "fp32") add("train.dtype = \"bf16\": half the bytes of activations", activations / 2);
   if (c.data.seq > 1) {

@@ -161,6 +161,7 @@ RunResult run(const config::RunConfig& config, World& world, const RunHooks& hoo
   const Comm& comm = world.comm();
   check_equal(comm, "configuration", config::to_toml(config, false));
   const Job job = make_job(config, comm.size());
+  if (hooks.on_job) hooks.on_job(job);
   std::unique_ptr<RunFolder> folder;
   on_rank_zero(comm, [&] { folder = std::make_unique<RunFolder>(job); });
   try {

@@ -7,12 +7,15 @@
 
 #include "weft/comm/world.h"
 #include "weft/config/run_config.h"
+#include "weft/train/job.h"
 #include "weft/train/metrics.h"
 
 namespace weft::train {
 
 /// What the caller may add to a run.
 struct RunHooks {
+  /// Called on every rank when the job is known, before a model exists.
+  std::function<void(const Job&)> on_job;
   /// Asked once per step; when it is true on any rank, all ranks stop after the same step.
   std::function<bool()> stop_requested;
   /// Called on rank 0 after every step.

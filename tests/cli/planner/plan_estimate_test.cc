@@ -1,42 +1,30 @@
 // `weft plan` and `weft estimate` as a user runs them: exit codes, findings, JSON.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/command.h"
 #include "weft/core/json.h"
 
 namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
-
-struct Answer {
-  int code = -1;
-  std::string out;  ///< stdout; stderr too when asked
-};
-
-Answer weft(const std::string& arguments, bool with_errors = false) {
-  Answer answer;
-  FILE* pipe = ::popen((std::string(WEFT_BINARY) + " " + arguments + (with_errors ? " 2>&1" : " 2>/dev/null")).c_str(), "r");
-  char buffer[4096];
-  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) answer.out.append(buffer, n);
-  answer.code = WEXITSTATUS(::pclose(pipe));
-  return answer;
-}
+using ::weft::testing::CommandResult;
+using ::weft::testing::weft_command;
+using ::weft::testing::weft_output;
 
 TEST(EstimateCommand, PrintsMemoryTimeAndRates) {
-  const Answer answer = weft("estimate --model llama3-70b --machine h100 --devices 64 --batch 512 --seq 8192 --tp 8 --pp 4 --chunks 5 --price 2");
-  EXPECT_EQ(answer.code, 0);
+  const CommandResult answer = weft_command("estimate --model llama3-70b --machine h100 --devices 64 --batch 512 --seq 8192 --tp 8 --pp 4 --chunks 5 --price 2");
+  EXPECT_EQ(answer.exit_code, 0);
   for (const char* text : {"optimizer state", "matrix products", "MFU", "per billion tokens", "GiB"}) EXPECT_THAT(answer.out, HasSubstr(text));
 }
 
 TEST(EstimateCommand, JsonAndCampaign) {
-  const Answer answer = weft("estimate --model llama3-8b --devices 8 --batch 128 --tokens 1e12 --price 2 --json");
-  EXPECT_EQ(answer.code, 0);
+  const CommandResult answer = weft_command("estimate --model llama3-8b --devices 8 --batch 128 --tokens 1e12 --price 2 --json");
+  EXPECT_EQ(answer.exit_code, 0);
   const Json json = Json::parse(answer.out);
   EXPECT_GT(json["time"]["step_s"].get<double>(), 0);
   EXPECT_EQ(json["parameters"].get<double>(), 8030261248.0);
@@ -46,52 +34,52 @@ TEST(EstimateCommand, JsonAndCampaign) {
 }
 
 TEST(EstimateCommand, InferenceMemory) {
-  const Json json = Json::parse(weft("estimate --model llama3-8b --inference 16 --seq 8192 --json").out);
+  const Json json = Json::parse(weft_command("estimate --model llama3-8b --inference 16 --seq 8192 --json").out);
   EXPECT_EQ(json["kv_cache_bytes"].get<double>(), 1024.0 * 1024 * 1024);
   EXPECT_EQ(json["weights_bytes"].get<double>(), 2 * 8030261248.0);
 }
 
 TEST(EstimateCommand, ReadsATrainingConfigurationAndCountsEnergy) {
-  const std::string path = testing::TempDir() + "/weft_estimate_config.toml";
+  const std::string path = ::testing::TempDir() + "/weft_estimate_config.toml";
   std::ofstream(path) << "[model]\npreset = \"llama3-8b\"\n[data]\nseq = 4096\n[train]\nglobal_batch = 64\nmicro_batch = 2\ndtype = \"bf16\"\n";
-  const Answer answer = weft("estimate --config " + path + " --devices 8 --zero 3 --watts 1000 --tokens 1e12 --json");
-  ASSERT_EQ(answer.code, 0);
+  const CommandResult answer = weft_command("estimate --config " + path + " --devices 8 --zero 3 --watts 1000 --tokens 1e12 --json");
+  ASSERT_EQ(answer.exit_code, 0);
   const Json json = Json::parse(answer.out);
   EXPECT_EQ(json["layout"]["global_batch"], 64);
   EXPECT_EQ(json["layout"]["micro_batch"], 2);
   EXPECT_GT(json["kwh_per_billion_tokens"].get<double>(), 0);
   EXPECT_NEAR(json["campaign"]["energy_kwh"].get<double>(), json["campaign"]["device_hours"].get<double>(), 1);
-  EXPECT_EQ(Json::parse(weft("estimate --config " + path + " --devices 8 --batch 128 --json").out)["layout"]["global_batch"], 128);
-  EXPECT_EQ(weft("estimate --config /nonexistent.toml").code, 2);
+  EXPECT_EQ(Json::parse(weft_command("estimate --config " + path + " --devices 8 --batch 128 --json").out)["layout"]["global_batch"], 128);
+  EXPECT_EQ(weft_command("estimate --config /nonexistent.toml").exit_code, 2);
 }
 
 TEST(EstimateCommand, FindingsAllAtOnceWithExitTwo) {
-  const Answer answer = weft("estimate --model llama3-8b --tp 3 --devices 9 --batch 256", true);
-  EXPECT_EQ(answer.code, 2);
+  const CommandResult answer = weft_output("estimate --model llama3-8b --tp 3 --devices 9 --batch 256");
+  EXPECT_EQ(answer.exit_code, 2);
   EXPECT_THAT(answer.out, HasSubstr("3 does not divide the 32 attention heads"));
   EXPECT_THAT(answer.out, HasSubstr("use 255 or 258"));
   for (const char* bad : {"estimate --machine h101", "estimate --model lama", "estimate --devices 0", "estimate --precision int3", "estimate --recompute some", "estimate --seq -4", "estimate --constant gemm_share",
                           "estimate --pp 0", "estimate --runs /nonexistent.csv", "plan --devices 0", "plan --batch 0", "plan --objective fun", "plan --tp 3", "plan --export slurm", "plan --nic -1"}) {
-    const Answer refused = weft(bad, true);
-    EXPECT_EQ(refused.code, 2) << bad << "\n" << refused.out;
+    const CommandResult refused = weft_output(bad);
+    EXPECT_EQ(refused.exit_code, 2) << bad << "\n" << refused.out;
     EXPECT_GT(refused.out.size(), 20u) << bad;
   }
 }
 
 TEST(EstimateCommand, RunsFile) {
-  const std::filesystem::path runs = std::filesystem::path(testing::TempDir()) / "weft_cli_runs.csv";
+  const std::filesystem::path runs = std::filesystem::path(::testing::TempDir()) / "weft_cli_runs.csv";
   std::ofstream(runs) << "id,model,layers,hidden,ffn_hidden,heads,kv_heads,vocab,seq_len,micro_batch,global_batch_seqs,gpus,gpu,tp,pp\n"
                          "x-1,Llama-3-8B,32,4096,14336,32,8,128256,8192,1,128,8,H100-80GB-SXM,1,1\nx-2,Llama-3-8B,32,4096,14336,32,8,128256,8192,1,128,8,,1,1\n";
-  const Answer answer = weft("estimate --runs " + runs.string());
-  EXPECT_EQ(answer.code, 0);
+  const CommandResult answer = weft_command("estimate --runs " + runs.string());
+  EXPECT_EQ(answer.exit_code, 0);
   EXPECT_THAT(answer.out, HasSubstr("id,step_time_s,peak_mem_gb,fits,p_fit,reason\nx-1,"));
   EXPECT_THAT(answer.out, HasSubstr("missing gpu"));
 }
 
 TEST(PlanCommand, RanksExplainsAndWritesAPlan) {
-  const std::filesystem::path plan = std::filesystem::path(testing::TempDir()) / "weft_cli_plan.toml";
-  const Answer answer = weft("plan --model llama3-70b --machine h100 --devices 64 --batch 256 --seq 8192 --out " + plan.string());
-  EXPECT_EQ(answer.code, 0);
+  const std::filesystem::path plan = std::filesystem::path(::testing::TempDir()) / "weft_cli_plan.toml";
+  const CommandResult answer = weft_command("plan --model llama3-70b --machine h100 --devices 64 --batch 256 --seq 8192 --out " + plan.string());
+  EXPECT_EQ(answer.exit_code, 0);
   for (const char* text : {"legal layouts", "Why", "What does not fit", "over by", "What would help"}) EXPECT_THAT(answer.out, HasSubstr(text));
   const std::string toml = read_text(plan);
   EXPECT_THAT(toml, HasSubstr("[layout]"));
@@ -99,14 +87,14 @@ TEST(PlanCommand, RanksExplainsAndWritesAPlan) {
 }
 
 TEST(PlanCommand, JsonAndExport) {
-  const Json json = Json::parse(weft("plan --model gpt2 --machine a100 --devices 8 --batch 512 --seq 1024 --json").out);
+  const Json json = Json::parse(weft_command("plan --model gpt2 --machine a100 --devices 8 --batch 512 --seq 1024 --json").out);
   EXPECT_EQ(json["ranked"][0]["layout"]["tp"].get<int>(), 1);
-  EXPECT_THAT(weft("plan --model llama3-70b --devices 64 --batch 256 --seq 8192 --zero 1 --export megatron").out, HasSubstr("--tensor-model-parallel-size"));
+  EXPECT_THAT(weft_command("plan --model llama3-70b --devices 64 --batch 256 --seq 8192 --zero 1 --export megatron").out, HasSubstr("--tensor-model-parallel-size"));
 }
 
 TEST(PlanCommand, ReadsAConfigJson) {
-  const Answer answer = weft("plan --model " WEFT_TEST_DATA "/hf_configs/llama.v5.json --devices 4 --batch 64 --seq 64");
-  EXPECT_EQ(answer.code, 0);
+  const CommandResult answer = weft_command("plan --model " WEFT_TEST_DATA "/hf_configs/llama.v5.json --devices 4 --batch 64 --seq 64");
+  EXPECT_EQ(answer.exit_code, 0);
   EXPECT_THAT(answer.out, HasSubstr("legal layouts"));
 }
 

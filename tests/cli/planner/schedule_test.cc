@@ -1,14 +1,13 @@
 // `weft schedule` as a user runs it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "tests/support/command.h"
 #include "weft/core/json.h"
 
 namespace weft {
@@ -17,20 +16,10 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::weft::testing::CommandResult;
 
-struct Answer {
-  int code = -1;
-  std::string out;
-};
-
-Answer schedule(const std::string& arguments, bool with_errors = false) {
-  Answer answer;
-  FILE* pipe = ::popen(
-      (std::string(WEFT_BINARY) + " schedule " + arguments + (with_errors ? " 2>&1" : " 2>/dev/null")).c_str(), "r");
-  char buffer[4096];
-  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) answer.out.append(buffer, n);
-  answer.code = WEXITSTATUS(::pclose(pipe));
-  return answer;
+CommandResult schedule(const std::string& arguments, bool with_errors = false) {
+  return with_errors ? testing::weft_output("schedule " + arguments) : testing::weft_command("schedule " + arguments);
 }
 
 class ScheduleCommand : public ::testing::Test {
@@ -53,8 +42,8 @@ TEST_F(ScheduleCommand, TextIsTheActionList) {
 }
 
 TEST_F(ScheduleCommand, PlainDrawingOutsideATerminal) {
-  const Answer answer = schedule("1f1b --ranks 2 --microbatches 3 --width 80");
-  EXPECT_EQ(answer.code, 0);
+  const CommandResult answer = schedule("1f1b --ranks 2 --microbatches 3 --width 80");
+  EXPECT_EQ(answer.exit_code, 0);
   EXPECT_EQ(answer.out,
             "1f1b: 2 ranks, 3 micro-batches, 2 stages\n\n"
             "rank 0 F0 F1 ......B0--- F2 B1--- ...B2--- \n"
@@ -99,7 +88,7 @@ TEST_F(ScheduleCommand, JsonHasBubbleFormulaAndCounts) {
 
 TEST_F(ScheduleCommand, WritesSvgAndTrace) {
   EXPECT_EQ(
-      schedule("dualpipe-v --ranks 2 --microbatches 4 --svg " + file("a.svg") + " --trace " + file("a.json")).code, 0);
+      schedule("dualpipe-v --ranks 2 --microbatches 4 --svg " + file("a.svg") + " --trace " + file("a.json")).exit_code, 0);
   EXPECT_THAT(read_text(file("a.svg")), AllOf(HasSubstr("<svg"), HasSubstr("F3.0: "), HasSubstr("</svg>")));
   const Json trace = read_json(file("a.json"));
   int computes = 0;
@@ -110,10 +99,10 @@ TEST_F(ScheduleCommand, WritesSvgAndTrace) {
 TEST_F(ScheduleCommand, RunsAUsersOwnFile) {
   const std::string csv = file("own.csv", "0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n");
   EXPECT_EQ(schedule(csv + " --text").out, "rank 0: F0 F1 B0 B1\nrank 1: F0 B0 F1 B1\n");
-  const Answer bad = schedule(file("own.txt", "rank 0: F0 F1 B0 B1\nrank 1: F0 B0 B1 F1\n"), true);
-  EXPECT_EQ(bad.code, 2);
+  const CommandResult bad = schedule(file("own.txt", "rank 0: F0 F1 B0 B1\nrank 1: F0 B0 B1 F1\n"), true);
+  EXPECT_EQ(bad.exit_code, 2);
   EXPECT_THAT(bad.out, HasSubstr("rank 1 step 2: B1 needs F1, which comes only at step 3"));
-  EXPECT_EQ(schedule(file("missing.csv")).code, 2);
+  EXPECT_EQ(schedule(file("missing.csv")).exit_code, 2);
 }
 
 TEST_F(ScheduleCommand, BadArgumentsAreFindings) {
@@ -122,8 +111,8 @@ TEST_F(ScheduleCommand, BadArgumentsAreFindings) {
         "zb-v --chunks 3", "1f1b --time F", "1f1b --time F=0", "1f1b --time X=1", "1f1b --time F=nan",
         "1f1b --time send=-1", "1f1b --time F=1e300", "1f1b --color blue", "1f1b --text --csv", "1f1b --width -3",
         "gpipe --ranks 100000 --microbatches 100000"}) {
-    const Answer answer = schedule(bad, true);
-    EXPECT_EQ(answer.code, 2) << bad << "\n" << answer.out;
+    const CommandResult answer = schedule(bad, true);
+    EXPECT_EQ(answer.exit_code, 2) << bad << "\n" << answer.out;
     EXPECT_THAT(answer.out, Not(HasSubstr("internal"))) << bad;
   }
   EXPECT_THAT(schedule("1f1b --ranks 0 --microbatches 0", true).out,

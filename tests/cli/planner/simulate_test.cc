@@ -1,38 +1,25 @@
 // `weft simulate` as a user runs it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <filesystem>
 
+#include "tests/support/command.h"
 #include "weft/core/json.h"
 
 namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
-
-struct Answer {
-  int code = -1;
-  std::string out;
-};
-
-Answer weft(const std::string& arguments) {
-  Answer answer;
-  FILE* pipe = ::popen((std::string(WEFT_BINARY) + " " + arguments + " 2>&1").c_str(), "r");
-  char buffer[4096];
-  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) answer.out.append(buffer, n);
-  answer.code = WEXITSTATUS(::pclose(pipe));
-  return answer;
-}
+using ::weft::testing::CommandResult;
+using ::weft::testing::weft_output;
 
 const std::string kJob = " --model llama3-8b --machine h100 --devices 8 --batch 32 --seq 4096 --tp 2 --pp 4";
 
 TEST(SimulateCommand, AgreesWithEstimate) {
-  const Json simulated = Json::parse(weft("simulate" + kJob + " --json").out);
-  const Json estimated = Json::parse(weft("estimate" + kJob + " --json").out);
+  const Json simulated = Json::parse(weft_output("simulate" + kJob + " --json").out);
+  const Json estimated = Json::parse(weft_output("estimate" + kJob + " --json").out);
   EXPECT_EQ(simulated["estimated_step_s"], estimated["time"]["step_s"]);
   EXPECT_NEAR(simulated["step_s"].get<double>() / simulated["estimated_step_s"].get<double>(), 1, 0.1);
   EXPECT_EQ(simulated["peak_bytes"].size(), 4u);
@@ -44,8 +31,8 @@ TEST(SimulateCommand, AgreesWithEstimate) {
 
 TEST(SimulateCommand, DrawsAndTraces) {
   const std::filesystem::path trace = std::filesystem::temp_directory_path() / ("weft_simulate_" + std::to_string(::getpid()) + ".json");
-  const Answer answer = weft("simulate" + kJob + " --trace " + trace.string());
-  EXPECT_EQ(answer.code, 0) << answer.out;
+  const CommandResult answer = weft_output("simulate" + kJob + " --trace " + trace.string());
+  EXPECT_EQ(answer.exit_code, 0) << answer.out;
   for (const char* text : {"rank 3 ", "bubble", "peak memory by rank", "in closed form"}) EXPECT_THAT(answer.out, HasSubstr(text));
   int counters = 0;
   const Json events = read_json(trace);
@@ -56,8 +43,8 @@ TEST(SimulateCommand, DrawsAndTraces) {
 
 TEST(SimulateCommand, BadArgumentsAreFindings) {
   for (const char* bad : {"simulate --schedule 2f2b --pp 2", "simulate --pp 3", "simulate --schedule zb-v --pp 2 --chunks 4", "simulate --color blue", "simulate --devices 0"}) {
-    const Answer answer = weft(bad);
-    EXPECT_EQ(answer.code, 2) << bad << "\n" << answer.out;
+    const CommandResult answer = weft_output(bad);
+    EXPECT_EQ(answer.exit_code, 2) << bad << "\n" << answer.out;
   }
 }
 

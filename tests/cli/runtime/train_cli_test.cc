@@ -15,6 +15,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::weft::testing::CommandResult;
 using ::weft::testing::read_file;
 using ::weft::testing::run_command;
@@ -212,6 +213,15 @@ TEST_F(TrainCommand, OutOfMemoryEndsWithTheTableAndTheLargestLever) {
                                   HasSubstr("held and asked for"), HasSubstr("Largest lever: train.micro_batch = ")));
     EXPECT_EQ(lines("events.jsonl").back()["event"], "failure");
   }
+}
+
+// The model states do not fit, and each rank keeps all of them: a part would do.
+TEST_F(TrainCommand, OutOfMemoryForStatesPointsToTheDial) {
+  const std::string small = "--set train.memory_limit_gb=0.0004 --set train.global_batch=2 --set data.seq=4 --set run.overwrite=true";
+  const CommandResult result = train(2, small);
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("Largest lever: parallel.zero = 3 (now 0): every rank keeps a part"));
+  EXPECT_THAT(train(2, small + " --set parallel.zero=3").err, Not(HasSubstr("Largest lever: parallel.zero")));
 }
 
 TEST_F(TrainCommand, SignalEndsTheRunAfterAStepAndSavesTheWeights) {

@@ -102,10 +102,10 @@ void run_train(const TrainOptions& options) {
   install_stop_signals();
   install_flight_signal();
   train::StepDisplay display(config.train.steps);
-  const train::RunHooks hooks{.stop_requested = [] { return stop_signal != 0; },
+  const train::RunHooks hooks{.on_job = [&](const train::Job& job) { set_threads(job, world); },
+                              .stop_requested = [] { return stop_signal != 0; },
                               .on_step = [&](const train::StepRecord& record) { display.show(record); }};
   guard(world, [&] {
-    set_threads(train::make_job(config, world.size()), world);
     const train::RunResult result = train::run(config, world, hooks);
     if (world.rank() == 0) print_result(config, result, options);
   });

@@ -8,6 +8,8 @@
 #include "hwy/foreach_target.h"  // compiles the rest of this file once per instruction set
 #include "hwy/highway.h"
 
+#include "weft/core/bf16-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace weft::local::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -26,24 +28,9 @@ struct Plain {
 struct Bf16 {
   using Stored = uint16_t;
   using D = hn::ScalableTag<float>;
-  static HWY_INLINE auto load(D d, const uint16_t* p) {
-    const hn::RebindToUnsigned<D> du32;
-    const hn::Rebind<uint16_t, D> du16;
-    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du32, hn::LoadU(du16, p))));
-  }
-  // Rounds to nearest even (Highway's own conversion truncates); NaN stays NaN.
+  static HWY_INLINE auto load(D d, const uint16_t* p) { return bf16::HWY_NAMESPACE::load(d, p); }
   template <class V>
-  static HWY_INLINE void store(D, V v, uint16_t* p) {
-    const hn::RebindToUnsigned<D> du32;
-    const hn::RebindToSigned<D> di32;
-    const hn::Rebind<uint16_t, D> du16;
-    const auto bits = hn::BitCast(du32, v);
-    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du32, 1));
-    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du32, 0x7fff))));
-    const auto quiet = hn::Set(du32, 0x7fc0);
-    const auto chosen = hn::IfThenElse(hn::RebindMask(du32, hn::IsNaN(v)), quiet, rounded);
-    hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di32, chosen)), du16, p);
-  }
+  static HWY_INLINE void store(D d, V v, uint16_t* p) { bf16::HWY_NAMESPACE::store(d, v, p); }
 };
 
 // fp16 by integer arithmetic on every instruction set: Highway's fallback for those without F16C truncates.
