@@ -1,9 +1,11 @@
 #include "weft/config/check.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
+#include "weft/core/units.h"
 #include "weft/model/presets.h"
 
 namespace weft::config {
@@ -105,6 +107,13 @@ void check_sizes(const RunConfig& config, const model::ModelSpec& spec, int64_t 
   }
 }
 
+/// Replicas of equal size.
+void check_replicas(int64_t dp_shard, int64_t ranks, Findings& findings) {
+  if (dp_shard == 0 || ranks % dp_shard == 0) return;
+  findings.add("parallel.dp_shard", fmt::format("{} ranks do not divide into replicas of {}", ranks, dp_shard),
+               fmt::format("legal values: {}, or 0 for all", fmt::join(divisors(ranks), ", ")));
+}
+
 }  // namespace
 
 void check(const RunConfig& config, Findings& findings) {
@@ -114,6 +123,10 @@ void check(const RunConfig& config, Findings& findings) {
                                      std::pair("train.reduce_dtype", config.train.reduce_dtype)}) {
       if (value != "auto") findings.add(key, value + " with train.dtype = fp64 would lose what fp64 is for", "leave it at auto");
     }
+  }
+  if (config.parallel.dp_shard > 0 && config.parallel.zero == 0) {
+    findings.add("parallel.dp_shard", fmt::format("{} with parallel.zero = 0, under which nothing is shared out", config.parallel.dp_shard),
+                 "leave it out, or set parallel.zero to 1, 2 or 3");
   }
   if (config.run.dir.empty()) findings.add("run.dir", "empty", "name a folder for the run's files");
   if (config.schedule.warmup > config.train.steps) {
@@ -157,6 +170,7 @@ Accumulation accumulation(const RunConfig& config, int64_t ranks, Findings& find
                  fmt::format("start it with `weft run -n {0} -- weft train ...`, or leave layout.dp out", result.dp));
     return result;
   }
+  check_replicas(config.parallel.dp_shard, result.dp, findings);
   const int64_t batch = config.train.global_batch;
   if (batch % result.dp != 0) {
     const int64_t lower = batch / result.dp * result.dp, upper = lower + result.dp;

@@ -65,6 +65,7 @@ struct LayoutConfig {
 
 struct ParallelConfig {
   int64_t zero = 0;
+  int64_t dp_shard = 0;
   bool reshard_after_forward = true;
   int64_t prefetch = 1;
 };

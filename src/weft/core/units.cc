@@ -90,4 +90,12 @@ std::string seconds_text(double seconds) {
   return {};
 }
 
+std::vector<int64_t> divisors(int64_t n) {
+  std::vector<int64_t> list;
+  for (int64_t d = 1; d <= n; ++d) {
+    if (n % d == 0) list.push_back(d);
+  }
+  return list;
+}
+
 }  // namespace weft

@@ -1,7 +1,9 @@
 // Quantities as people read them. Values are plain doubles in the base unit that the name states.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace weft {
 
@@ -17,5 +19,7 @@ std::string bandwidth_text(double bytes_per_second);
 std::string seconds_text(double seconds);
 /// "1.2 TFLOP": powers of 1000.
 std::string flops_text(double flops);
+/// 1, 2, 3, 6 for 6: the legal sizes of groups that `n` ranks divide into.
+std::vector<int64_t> divisors(int64_t n);
 
 }  // namespace weft

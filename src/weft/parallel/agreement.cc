@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "weft/core/error.h"
+#include "weft/core/units.h"
 
 namespace weft::parallel {
 namespace {
@@ -31,8 +32,8 @@ std::vector<std::string> lines_of(const std::string& text) {
 std::string describe(std::optional<at::ScalarType> dtype) { return dtype ? c10::toString(*dtype) : "as it is"; }
 
 std::string describe(const DataParallelOptions& o) {
-  return fmt::format("options sharding {}, reshard_after_forward {}, prefetch {}, grad_scale {}, buffers {}, gradient_dtype {}, reduce_dtype {}, reduce_hook {}, bucket {} and {} bytes",
-                     static_cast<int>(o.sharding), o.reshard_after_forward, o.prefetch, o.grad_scale == GradScale::sum ? "sum" : "mean_over_ranks",
+  return fmt::format("options sharding {}, dp_shard {}, reshard_after_forward {}, prefetch {}, grad_scale {}, buffers {}, gradient_dtype {}, reduce_dtype {}, reduce_hook {}, bucket {} and {} bytes",
+                     static_cast<int>(o.sharding), o.dp_shard, o.reshard_after_forward, o.prefetch, o.grad_scale == GradScale::sum ? "sum" : "mean_over_ranks",
                      o.buffers == BufferPolicy::broadcast ? "broadcast" : o.buffers == BufferPolicy::average ? "average" : "local",
                      describe(o.gradient_dtype), describe(o.reduce_dtype), o.reduce_hook ? "yes" : "no", o.bucket.bytes,
                      o.bucket.last_bytes);
@@ -61,6 +62,18 @@ void find_shared_memory(const std::vector<NamedTensor>& parameters, Findings& fi
   }
 }
 
+/// Options that these ranks cannot have.
+void check_options(const DataParallelOptions& o, int64_t ranks, Findings& findings) {
+  if (o.dp_shard == 0) return;
+  if (o.sharding == Sharding::none) {
+    findings.add("dp_shard", fmt::format("{} with Sharding::none, under which nothing is sharded", o.dp_shard),
+                 "leave it out, or choose what to shard");
+  } else if (o.dp_shard < 0 || ranks % o.dp_shard != 0) {
+    findings.add("dp_shard", fmt::format("{} ranks do not divide into replicas of {}", ranks, o.dp_shard),
+                 fmt::format("legal values: {}, or 0 for all", fmt::join(divisors(ranks), ", ")));
+  }
+}
+
 /// Everything that keeps these tensors from being wrapped.
 Findings check_tensors(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers) {
   Findings findings;
@@ -86,7 +99,8 @@ Findings check_tensors(const std::vector<NamedTensor>& parameters, const std::ve
 
 void check_same_model(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
                       const DataParallelOptions& options, const Comm& comm) {
-  const Findings findings = check_tensors(parameters, buffers);
+  Findings findings = check_tensors(parameters, buffers);
+  check_options(options, comm.size(), findings);
   if (comm.size() == 1) return findings.throw_if_any("DataParallel");
   std::string mine;
   if (!findings.empty()) {

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/lbfgs.h>
 
+#include "weft/comm/mesh.h"
 #include "weft/core/error.h"
 #include "weft/parallel/replicated_engine.h"
 #include "weft/parallel/sharded_engine.h"
@@ -33,6 +34,27 @@ std::vector<UnitSpec> units_of(const torch::nn::Module& module) {
   return units;
 }
 
+/// The mesh's shape as options.
+DataParallelOptions on_mesh(const Mesh& mesh, DataParallelOptions options) {
+  bool shard_seen = false;
+  for (const Axis& axis : mesh.axes()) {
+    shard_seen = shard_seen || (axis.name == "dp_shard" && axis.size > 1);
+    if (shard_seen && axis.name == "dp_replicate" && axis.size > 1) {
+      throw ConfigError("the mesh " + mesh.describe() + "names dp_replicate after dp_shard. Ranks of a replica are neighbours: name "
+                        "dp_replicate first");
+    }
+  }
+  const bool split = mesh.size("dp_shard") * mesh.size("dp_replicate") == mesh.size("dp");
+  const int64_t dp_shard = split ? mesh.size("dp_shard") : mesh.size("dp");
+  if (options.dp_shard != 0 && options.dp_shard != dp_shard) {
+    throw ConfigError("DataParallelOptions::dp_shard is " + std::to_string(options.dp_shard) + ", but " + std::to_string(dp_shard) +
+                      " on the mesh. Leave it out");
+  }
+  // Without sharding there are replicas alone.
+  options.dp_shard = options.sharding == Sharding::none ? 0 : dp_shard;
+  return options;
+}
+
 std::shared_ptr<Engine> make_engine(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
                                     const std::vector<UnitSpec>& units, Comm comm, DataParallelOptions options) {
   // One rank has nothing to share out: the module stays as it is.
@@ -61,6 +83,9 @@ DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<Name
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Comm comm, DataParallelOptions options)
     : engine_(make_engine(named(checked(module).named_parameters()), named(checked(module).named_buffers()), units_of(checked(module)),
                           std::move(comm), std::move(options))) {}
+
+DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh, DataParallelOptions options)
+    : DataParallel(std::move(module), mesh["dp"], on_mesh(mesh, std::move(options))) {}
 
 DataParallel::~DataParallel() = default;
 DataParallel::DataParallel(DataParallel&&) noexcept = default;

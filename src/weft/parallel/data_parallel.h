@@ -30,6 +30,8 @@ struct Module;
 
 namespace weft {
 
+class Mesh;
+
 /// A tensor and its dotted name ("layers.0.attn.wq.weight"). Names are the identity of a parameter on all ranks.
 struct NamedTensor {
   std::string name;
@@ -57,6 +59,9 @@ Sharding sharding_of_zero(int64_t zero);
 
 struct DataParallelOptions {
   Sharding sharding = Sharding::none;
+  /// Ranks that share one copy of what is sharded; 0 = all. Fewer: replicas x shards (HSDP, PyTorch's HYBRID_SHARD). Neighbouring
+  /// ranks form a replica; gradients are reduce-scattered in it and all-reduced between replicas. Divides the number of ranks.
+  int64_t dp_shard = 0;
   /// Sharding::parameters: release a Unit's parameters after its forward and gather them again in backward (true), or keep them
   /// until its gradients have landed (false: less traffic, more memory).
   bool reshard_after_forward = true;
@@ -100,6 +105,11 @@ class DataParallel {
   template <class Contained>
   DataParallel(const torch::nn::ModuleHolder<Contained>& holder, Comm comm, DataParallelOptions options = {})
       : DataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), std::move(comm), std::move(options)) {}
+  /// Over mesh["dp"], with the mesh's dp_shard as DataParallelOptions::dp_shard. A mesh names dp_replicate before dp_shard.
+  DataParallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh, DataParallelOptions options = {});
+  template <class Contained>
+  DataParallel(const torch::nn::ModuleHolder<Contained>& holder, const Mesh& mesh, DataParallelOptions options = {})
+      : DataParallel(std::shared_ptr<torch::nn::Module>(holder.ptr()), mesh, std::move(options)) {}
   /// A TorchScript module, as torch::jit::load returns it.
   DataParallel(const torch::jit::Module& module, Comm comm, DataParallelOptions options = {});
   /// Any holder of tensors. `buffers` take part in construction's broadcast and in BufferPolicy.

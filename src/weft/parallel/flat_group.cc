@@ -23,8 +23,8 @@ at::Tensor alias(const at::Tensor& memory, int64_t offset, int64_t numel) {
 
 }  // namespace
 
-FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, const Comm& gathers, const Comm& reductions)
-    : plan_(std::move(plan)), comm_(gathers), reductions_(reductions) {
+FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, const DataAxes& axes)
+    : plan_(std::move(plan)), comm_(axes.gathers), reductions_(axes.shard), replicas_(axes.replicas) {
   const at::NoGradGuard no_grad;
   const memory::Scope scope(memory::Category::parameters);
   std::vector<int64_t> numels;
@@ -45,7 +45,7 @@ FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, cons
     parameter.set_data(place_of);
     slots_.push_back({.name = parameters[i].name, .parameter = parameter, .shard = {}, .shard_grad = {}, .offset = place.offsets[i]});
   }
-  comm_.broadcast(full_, 0).released();
+  axes.all.broadcast(full_, 0).released();
   shard_ = whole ? alias(memory_, comm_.rank() * shard_numel_, shard_numel_) : memory_;
   if (!whole) shard_.copy_(own_part(full_));
   make_shard_views();
@@ -62,7 +62,7 @@ FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, cons
 void FlatGroup::make_shard_views() {
   if (!plan_.trainable) return;
   const memory::Scope scope(memory::Category::gradients);
-  if (!plan_.keep_full_gradients) shard_gradients_ = at::zeros({shard_numel_}, shard_.options().dtype(plan_.gradient_dtype));
+  if (!plan_.keep_full_gradients) shard_gradients_ = replicas_.allocate({shard_numel_}, plan_.gradient_dtype).zero_();
   if (plan_.keep_full_gradients) {
     full_gradients_ = reductions_.allocate({numel_}, plan_.gradient_dtype).zero_();
     shard_gradients_ = own_part(full_gradients_);
@@ -192,10 +192,23 @@ void FlatGroup::launch(GradientPool& pool, ReduceOp op) {
     }
   }
   launched_ = true;
-  const bool in_place = adds_ || plan_.keep_full_gradients;
-  reduction_ = reductions_.reduce_scatter(in_place ? own_part(full_gradients_) : shard_gradients_, full_gradients_, op);
+  across_started_ = false;
+  op_ = op;
+  reduction_ = reductions_.reduce_scatter(reduced(), full_gradients_, op);
   if (buffer_ != nullptr) buffer_->last = reduction_;
-  if (!in_place) give_back_buffer();
+  if (!reduces_in_place()) give_back_buffer();
+}
+
+bool FlatGroup::reduction_done() {
+  if (!launched_ || !reduction_.test()) return false;
+  start_across_replicas();
+  return across_.test();
+}
+
+void FlatGroup::start_across_replicas() {
+  if (!launched_ || !has_gradients_ || std::exchange(across_started_, true)) return;
+  reduction_.wait();  // its result, which only this rank touches: peers may go on reading their parts of the buffer
+  across_ = replicas_.all_reduce(reduced(), op_);
 }
 
 void FlatGroup::give_back_buffer() {
@@ -207,8 +220,10 @@ void FlatGroup::give_back_buffer() {
 void FlatGroup::collect() {
   if (!launched_ || !has_gradients_) return;
   const at::NoGradGuard no_grad;
+  start_across_replicas();
   // released(), not only wait(): whoever clips or zeroes next writes here, and peers may still read.
-  plan_.keep_full_gradients ? reduction_.released() : reduction_.wait();
+  if (plan_.keep_full_gradients) reduction_.released();
+  across_.released();
   if (adds_) shard_gradients_.add_(plan_.keep_full_gradients ? earlier_ : own_part(full_gradients_));
   earlier_.reset();
   give_back_buffer();

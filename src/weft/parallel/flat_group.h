@@ -1,4 +1,4 @@
-// FlatGroup: parameters that lie in one flat buffer, cut into one equal shard per rank. Gathered and reduced together.
+// FlatGroup: parameters that lie in one flat buffer, cut into one equal shard per rank of a replica. Gathered and reduced together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/parallel/data_axes.h"
 #include "weft/parallel/data_parallel.h"
 #include "weft/parallel/flat_view.h"
 #include "weft/parallel/gradient_pool.h"
@@ -34,7 +35,8 @@ enum class Residence {
 ///                  read this rank's shard: settle() returns when they do not, and only then may an optimizer write.
 ///   adopt          brings a gradient into the flat gradient buffer; that comes from the pool with the group's first gradient
 ///                  (kept for good when `keep_full_gradients`).
-///   launch         reduce-scatters the buffer; collect() waits for it and adds what the shard held before.
+///   launch         reduce-scatters the buffer within the replica; start_across_replicas() waits for that and all-reduces the shard
+///                  with the other replicas; collect() waits for both and adds what the shard held before.
 class FlatGroup {
  public:
   struct Plan {
@@ -45,9 +47,8 @@ class FlatGroup {
     bool keep_full_gradients = false;  ///< a full gradient buffer of its own for good (ZeRO-1)
   };
 
-  /// Moves the parameters (one dtype, one device) into the buffer with the values of rank 0. Collective over both Comms,
-  /// which have the same ranks: gathers and reductions run in orders of their own.
-  FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, const Comm& gathers, const Comm& reductions);
+  /// Moves the parameters (one dtype, one device) into the buffer with the values of rank 0 of all. Collective.
+  FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, const DataAxes& axes);
 
   std::vector<FlatSlot>& slots() { return slots_; }
   const std::vector<FlatSlot>& slots() const { return slots_; }
@@ -73,8 +74,12 @@ class FlatGroup {
   void adopt(FlatSlot& slot, GradientPool& pool);
   /// Slots without gradient contribute zeros. The parameters' own grad() is undefined afterwards.
   void launch(GradientPool& pool, ReduceOp op);
-  bool reduction_done() { return launched_ && reduction_.test(); }
-  /// Waits for the reduction, adds what earlier rounds left, gives the buffer back.
+  /// Makes what progress is possible without waiting; true when collect() will not wait for a result. Groups are asked in their
+  /// order, each after those before it were done, so that all-reduces start in the same order on all ranks.
+  bool reduction_done();
+  /// Waits for the reduce-scatter and starts the all-reduce over the replicas, in the order of the groups.
+  void start_across_replicas();
+  /// Waits for the reductions, adds what earlier rounds left, gives the buffer back.
   void collect();
   /// Presents the reduced gradients as shard.grad(); used [slots]: above 0 where any rank had a gradient. Undefined elsewhere.
   void present(const float* used);
@@ -87,11 +92,15 @@ class FlatGroup {
   void keep_earlier();
   void begin_gradients(GradientPool& pool);
   void give_back_buffer();
+  bool reduces_in_place() const { return adds_ || plan_.keep_full_gradients; }
+  /// Where launch() puts the reduced gradients.
+  at::Tensor reduced() const { return reduces_in_place() ? own_part(full_gradients_) : shard_gradients_; }
   at::Tensor own_part(const at::Tensor& flat) const { return flat.narrow(0, comm_.rank() * shard_numel_, shard_numel_); }
   at::Tensor gradient_view(const FlatSlot& slot) const { return part_of(full_gradients_, slot.offset, slot.parameter); }
 
   Plan plan_;
-  Comm comm_, reductions_;
+  Comm comm_;  // gathers; its ranks are the replica's
+  Comm reductions_, replicas_;
   int64_t numel_ = 0, shard_numel_ = 0;
   at::Tensor memory_;           // whole: [numel], shared; the two below alias it
   at::Tensor full_;             // [numel], what the parameters are views of
@@ -101,12 +110,14 @@ class FlatGroup {
   at::Tensor earlier_;          // copy of shard_gradients_ while the buffer is reused on top of them
   GradientPool::Buffer* buffer_ = nullptr;
   std::vector<FlatSlot> slots_;
-  Work gather_, reduction_;
+  Work gather_, reduction_, across_;
   std::string message_;
   bool holds_data_ = true;
   bool adds_ = false;           // this round adds to reduced gradients that are still in the shard
   bool has_gradients_ = false;  // there are gradients that were not reduced, or not collected
   bool launched_ = false;
+  bool across_started_ = false;
+  ReduceOp op_ = ReduceOp::sum; // of this round
   int64_t missing_ = 0;
 };
 

@@ -14,6 +14,7 @@
 #include "weft/core/error.h"
 #include "weft/parallel/agreement.h"
 #include "weft/parallel/buffers.h"
+#include "weft/parallel/data_axes.h"
 #include "weft/parallel/gradient_hook.h"
 #include "weft/parallel/shard_owner.h"
 #include "weft/parallel/sharding_plan.h"
@@ -25,13 +26,12 @@ namespace {
 /// A round is one reduction of all gradients, as in the replicated engine: it opens with the first gradient that lands while
 /// sync is on and closes in finish(). Groups are reduce-scattered in their fixed order, each when it and all before it are
 /// complete. finish() then agrees in one small all_reduce on which parameters were used and whether a backward threw.
-/// Gathers and reductions go through Comms of their own: the order within each is fixed, the order between them is not.
+/// Gathers and reductions go through Comms of their own (DataAxes): the order within each is fixed, that between them is not.
 class ShardedEngine final : public Engine, public std::enable_shared_from_this<ShardedEngine> {
  public:
   ShardedEngine(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers, const std::vector<UnitSpec>& units, Comm comm,
                 DataParallelOptions options)
       : comm_(std::move(comm)),
-        gather_comm_(comm_.split(0, comm_.rank(), comm_.name() + ".gather")),
         options_(std::move(options)),
         op_(options_.grad_scale == GradScale::sum ? ReduceOp::sum : ReduceOp::avg),
         buffers_(std::move(buffers)) {
@@ -41,6 +41,7 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
     }
     ShardingPlan plan = plan_sharding(std::move(parameters), units, options_);
     check_same_model(plan.all, buffers_, options_, comm_);
+    axes_ = make_data_axes(comm_, options_.dp_shard);
     build(plan);
     for (NamedTensor& t : plan.untouched) broadcast_tensor(t.tensor, comm_);
     for (NamedTensor& t : buffers_) broadcast_tensor(t.tensor, comm_);
@@ -61,6 +62,7 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
     launch_up_to(trainable_.size());
     gathers_->end_backward();
     const std::vector<float> used = agree(failed_here);
+    for (FlatGroup* group : trainable_) group->start_across_replicas();
     for (FlatGroup* group : trainable_) group->collect();
     for (const auto& group : groups_) group->settle();
     mark_stale();
@@ -93,15 +95,7 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
   const Comm& comm() const override { return comm_; }
   const DataParallelOptions& options() const override { return options_; }
 
-  std::map<std::string, TrafficCount> traffic() const override {
-    auto counts = comm_.traffic();
-    for (const auto& [op, count] : gather_comm_.traffic()) {
-      counts[op].calls += count.calls;
-      counts[op].bytes += count.bytes;
-      counts[op].sent += count.sent;
-    }
-    return counts;
-  }
+  std::map<std::string, TrafficCount> traffic() const override { return traffic_of(axes_); }
 
   void refresh() override {
     if (!std::exchange(stale_, false)) return;
@@ -170,7 +164,8 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
     }
   };
 
-  Comm comm_, gather_comm_;
+  Comm comm_;
+  DataAxes axes_;
   DataParallelOptions options_;
   ReduceOp op_;
   std::vector<NamedTensor> parameters_, shards_, buffers_;
@@ -233,7 +228,7 @@ void ShardedEngine::build(ShardingPlan& plan) {
   std::unordered_map<const void*, at::Tensor> shard_of;
   int64_t largest = 0;
   for (PlannedGroup& planned : plan.groups) {
-    groups_.push_back(std::make_unique<FlatGroup>(planned.plan, planned.parameters, gather_comm_, comm_));
+    groups_.push_back(std::make_unique<FlatGroup>(planned.plan, planned.parameters, axes_));
     FlatGroup* group = groups_.back().get();
     largest = std::max(largest, group->gradient_bytes());
     if (planned.plan.residence == Residence::whole) whole_.push_back(group);
@@ -250,7 +245,7 @@ void ShardedEngine::build(ShardingPlan& plan) {
   }
   // The peers' buffers of one group are read while the next group fills its own, and a third is ready early.
   constexpr size_t kPooledBuffers = 3;
-  pool_ = std::make_unique<GradientPool>(static_cast<int>(std::min(kPooledBuffers, trainable_.size())), largest, comm_);
+  pool_ = std::make_unique<GradientPool>(static_cast<int>(std::min(kPooledBuffers, trainable_.size())), largest, axes_.shard);
   for (NamedTensor& p : plan.all) {
     if (!p.tensor.requires_grad()) continue;
     shards_.push_back({p.name, shard_of.at(p.tensor.unsafeGetTensorImpl())});
@@ -369,16 +364,17 @@ double ShardedEngine::grad_norm(double norm_type) {
   }
   // A maximum does not carry NaN on every back end, and all ranks must return the same number.
   const at::Tensor sums = at::tensor({infinite ? 0.0 : total, nan ? 1.0 : 0.0}, at::kDouble);
-  comm_.all_reduce(sums, ReduceOp::sum).wait();
+  axes_.shard.all_reduce(sums, ReduceOp::sum).wait();
   if (infinite) {
     const at::Tensor largest = at::tensor({total}, at::kDouble);
-    comm_.all_reduce(largest, ReduceOp::max).wait();
+    axes_.shard.all_reduce(largest, ReduceOp::max).wait();
     total = largest.item<double>();
   } else {
-    total = sums[0].item<double>();
+    total = std::pow(sums[0].item<double>(), 1.0 / norm_type);
   }
-  if (sums[1].item<double>() > 0) return std::nan("");
-  return infinite ? total : std::pow(total, 1.0 / norm_type);
+  if (sums[1].item<double>() > 0) total = std::nan("");
+  check_replicas_agree(axes_, total);
+  return total;
 }
 
 double ShardedEngine::clip_grad_norm(double max_norm, double norm_type) {

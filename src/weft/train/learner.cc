@@ -22,6 +22,7 @@ DataParallelOptions dp_options(const Job& job) {
   // The loss is divided by one global count, so that gradients of ranks add up.
   options.grad_scale = GradScale::sum;
   options.sharding = sharding_of_zero(job.config.parallel.zero);
+  options.dp_shard = job.config.parallel.dp_shard;
   options.reshard_after_forward = job.config.parallel.reshard_after_forward;
   options.prefetch = job.config.parallel.prefetch;
   if (gradient_type(job) != job.dtype) options.gradient_dtype = gradient_type(job);

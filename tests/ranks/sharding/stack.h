@@ -80,8 +80,8 @@ struct StackSetting {
   std::vector<bool> take_branch;  // per rank; empty: all
 };
 
-/// Pieces of all ranks one after the other.
-inline at::Tensor assemble(const Comm& comm, const at::Tensor& piece) {
+/// Pieces of the first `count` ranks (0: all) one after the other.
+inline at::Tensor assemble(const Comm& comm, const at::Tensor& piece, int64_t count = 0) {
   at::Tensor sizes = torch::empty({comm.size()}, torch::kLong);
   comm.all_gather(sizes, torch::full({1}, piece.numel(), torch::kLong)).wait();
   const int64_t longest = sizes.max().item<int64_t>();
@@ -90,7 +90,7 @@ inline at::Tensor assemble(const Comm& comm, const at::Tensor& piece) {
   at::Tensor all = torch::empty({comm.size(), longest}, padded.options());
   comm.all_gather(all, padded).released();
   std::vector<at::Tensor> parts;
-  for (int r = 0; r < comm.size(); ++r) parts.push_back(all[r].narrow(0, 0, sizes[r].item<int64_t>()));
+  for (int64_t r = 0; r < (count > 0 ? count : comm.size()); ++r) parts.push_back(all[r].narrow(0, 0, sizes[r].item<int64_t>()));
   return torch::cat(parts);
 }
 
@@ -142,7 +142,7 @@ inline Trace train_stack(const Comm& comm, const StackSetting& s) {
       trace.gradients.push_back(torch::tensor({norm}, torch::kDouble));
       for (const NamedTensor& shard : dp.shards()) {
         const at::Tensor grad = shard.tensor.grad();
-        if (grad.defined()) trace.gradients.push_back(comm.size() > 1 && s.options.sharding != Sharding::none ? assemble(comm, grad) : grad.flatten().clone());
+        if (grad.defined()) trace.gradients.push_back(comm.size() > 1 && s.options.sharding != Sharding::none ? assemble(comm, grad, s.options.dp_shard) : grad.flatten().clone());
       }
     }
     dp.step(*optimizer);

@@ -126,5 +126,24 @@ TEST(Accumulation, NamesTheNearestLegalBatches) {
   EXPECT_THAT(findings.items().at(2).what, HasSubstr("2 data-parallel ranks, but the program runs on 3"));
 }
 
+TEST(Replicas, DivideTheRanks) {
+  RunConfig config;
+  config.train.global_batch = 12;
+  config.parallel.zero = 3;
+  config.parallel.dp_shard = 2;
+  Findings findings;
+  accumulation(config, 6, findings);
+  EXPECT_TRUE(findings.empty());
+  config.parallel.dp_shard = 4;
+  accumulation(config, 6, findings);
+  EXPECT_EQ(findings.items().at(0).what, "6 ranks do not divide into replicas of 4");
+  EXPECT_EQ(findings.items().at(0).remedy, "legal values: 1, 2, 3, 6, or 0 for all");
+  config.parallel.zero = 0;
+  config.data.train = "x";
+  Findings between;
+  check(config, between);
+  EXPECT_THAT(between.text(), HasSubstr("parallel.dp_shard: 4 with parallel.zero = 0"));
+}
+
 }  // namespace
 }  // namespace weft::config
