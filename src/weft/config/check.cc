@@ -107,11 +107,20 @@ void check_sizes(const RunConfig& config, const model::ModelSpec& spec, int64_t 
   }
 }
 
-/// Replicas of equal size.
-void check_replicas(int64_t dp_shard, int64_t ranks, Findings& findings) {
-  if (dp_shard == 0 || ranks % dp_shard == 0) return;
-  findings.add("parallel.dp_shard", fmt::format("{} ranks do not divide into replicas of {}", ranks, dp_shard),
-               fmt::format("legal values: {}, or 0 for all", fmt::join(divisors(ranks), ", ")));
+/// Groups of ranks of equal sizes.
+void check_groups(const ParallelConfig& parallel, int64_t ranks, Findings& findings) {
+  if (parallel.dp_shard > 0 && ranks % parallel.dp_shard != 0) {
+    return findings.add("parallel.dp_shard", fmt::format("{} ranks do not divide into replicas of {}", ranks, parallel.dp_shard),
+                        fmt::format("legal values: {}, or 0 for all", fmt::join(divisors(ranks), ", ")));
+  }
+  const int64_t shards = parallel.dp_shard > 0 ? parallel.dp_shard : ranks;
+  if (parallel.reshard_group == 0 || parallel.zero != 3) return;
+  std::vector<int64_t> legal = divisors(shards);
+  std::erase_if(legal, [shards](int64_t size) { return size == 1 || size == shards; });
+  if (std::find(legal.begin(), legal.end(), parallel.reshard_group) != legal.end()) return;
+  findings.add("parallel.reshard_group",
+               fmt::format("{} ranks cannot hold one copy between them where {} share the parameters out", parallel.reshard_group, shards),
+               legal.empty() ? "legal value: 0" : fmt::format("legal values: {}, or 0", fmt::join(legal, ", ")));
 }
 
 }  // namespace
@@ -127,6 +136,11 @@ void check(const RunConfig& config, Findings& findings) {
   if (config.parallel.dp_shard > 0 && config.parallel.zero == 0) {
     findings.add("parallel.dp_shard", fmt::format("{} with parallel.zero = 0, under which nothing is shared out", config.parallel.dp_shard),
                  "leave it out, or set parallel.zero to 1, 2 or 3");
+  }
+  if (config.parallel.reshard_group > 0 && (config.parallel.zero != 3 || !config.parallel.reshard_after_forward)) {
+    findings.add("parallel.reshard_group", fmt::format("{} without parallel.zero = 3 and parallel.reshard_after_forward = true, which it "
+                                                       "is a kind of", config.parallel.reshard_group),
+                 "leave it out, or set them");
   }
   if (config.run.dir.empty()) findings.add("run.dir", "empty", "name a folder for the run's files");
   if (config.schedule.warmup > config.train.steps) {
@@ -170,7 +184,7 @@ Accumulation accumulation(const RunConfig& config, int64_t ranks, Findings& find
                  fmt::format("start it with `weft run -n {0} -- weft train ...`, or leave layout.dp out", result.dp));
     return result;
   }
-  check_replicas(config.parallel.dp_shard, result.dp, findings);
+  check_groups(config.parallel, result.dp, findings);
   const int64_t batch = config.train.global_batch;
   if (batch % result.dp != 0) {
     const int64_t lower = batch / result.dp * result.dp, upper = lower + result.dp;

@@ -25,7 +25,7 @@ struct Accumulation {
   int64_t steps = 1;        ///< forward and backward passes per step; the last may be smaller
 };
 
-/// Findings: layout.dp against the number of ranks, parallel.dp_shard that does not divide it, train.global_batch not a multiple
+/// Findings: layout.dp against the number of ranks, parallel.dp_shard and reshard_group that do not divide it, train.global_batch not a multiple
 /// of dp (legal values named).
 Accumulation accumulation(const RunConfig& config, int64_t ranks, Findings& findings);
 

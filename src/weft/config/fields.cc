@@ -94,6 +94,7 @@ std::vector<Field> make_fields() {
     {"parallel.zero", "what the data-parallel ranks share out: 0 = nothing (DDP), 1 = the optimizer's state, 2 = gradients too, 3 = parameters too (FSDP). Same losses, less memory", between(0, 3), [](C& c) { return &c.parallel.zero; }},
     {"parallel.dp_shard", "zero >= 1: neighbouring ranks that share one copy of what is shared out; the other ranks hold further copies (HSDP). Divides the number of ranks; 0 = all ranks", between(0, kMostSteps), [](C& c) { return &c.parallel.dp_shard; }},
     {"parallel.reshard_after_forward", "zero = 3: release a block's parameters after its forward and gather them again in backward; false = keep them until their gradients have landed", any(), [](C& c) { return &c.parallel.reshard_after_forward; }},
+    {"parallel.reshard_group", "zero = 3: neighbouring ranks that hold one copy of a block between them from its forward to its backward, which gathers among them (FSDP2's integer reshard_after_forward); divides the ranks that share parameters out; 0 = none", between(0, kMostSteps), [](C& c) { return &c.parallel.reshard_group; }},
     {"parallel.prefetch", "zero = 3: blocks gathered ahead of the one that runs", between(0, 8), [](C& c) { return &c.parallel.prefetch; }},
 
     {"run.dir", "folder for config.toml, metrics.jsonl and model.safetensors", any(), [](C& c) { return &c.run.dir; }},

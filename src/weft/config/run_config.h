@@ -67,6 +67,7 @@ struct ParallelConfig {
   int64_t zero = 0;
   int64_t dp_shard = 0;
   bool reshard_after_forward = true;
+  int64_t reshard_group = 0;
   int64_t prefetch = 1;
 };
 

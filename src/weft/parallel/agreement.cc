@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "weft/core/error.h"
-#include "weft/core/units.h"
+#include "weft/parallel/option_check.h"
 
 namespace weft::parallel {
 namespace {
@@ -27,16 +27,6 @@ std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
-}
-
-std::string describe(std::optional<at::ScalarType> dtype) { return dtype ? c10::toString(*dtype) : "as it is"; }
-
-std::string describe(const DataParallelOptions& o) {
-  return fmt::format("options sharding {}, dp_shard {}, reshard_after_forward {}, prefetch {}, grad_scale {}, buffers {}, gradient_dtype {}, reduce_dtype {}, reduce_hook {}, bucket {} and {} bytes",
-                     static_cast<int>(o.sharding), o.dp_shard, o.reshard_after_forward, o.prefetch, o.grad_scale == GradScale::sum ? "sum" : "mean_over_ranks",
-                     o.buffers == BufferPolicy::broadcast ? "broadcast" : o.buffers == BufferPolicy::average ? "average" : "local",
-                     describe(o.gradient_dtype), describe(o.reduce_dtype), o.reduce_hook ? "yes" : "no", o.bucket.bytes,
-                     o.bucket.last_bytes);
 }
 
 /// Bytes that a tensor's elements span.
@@ -59,18 +49,6 @@ void find_shared_memory(const std::vector<NamedTensor>& parameters, Findings& fi
     findings.add("parameter '" + spans[i].second->name + "'",
                  "shares memory with '" + spans[i - 1].second->name + "' but is another tensor",
                  "tie weights by registering one tensor in both places");
-  }
-}
-
-/// Options that these ranks cannot have.
-void check_options(const DataParallelOptions& o, int64_t ranks, Findings& findings) {
-  if (o.dp_shard == 0) return;
-  if (o.sharding == Sharding::none) {
-    findings.add("dp_shard", fmt::format("{} with Sharding::none, under which nothing is sharded", o.dp_shard),
-                 "leave it out, or choose what to shard");
-  } else if (o.dp_shard < 0 || ranks % o.dp_shard != 0) {
-    findings.add("dp_shard", fmt::format("{} ranks do not divide into replicas of {}", ranks, o.dp_shard),
-                 fmt::format("legal values: {}, or 0 for all", fmt::join(divisors(ranks), ", ")));
   }
 }
 

@@ -11,12 +11,16 @@
 #include "weft/core/error.h"
 
 namespace weft::parallel {
-DataAxes make_data_axes(const Comm& all, int64_t dp_shard) {
+DataAxes make_data_axes(const Comm& all, int64_t dp_shard, const std::set<int64_t>& near) {
   const auto ranks = static_cast<int64_t>(all.size());
   const int64_t shards = dp_shard == 0 ? ranks : dp_shard;
   const auto within = [shards](int rank) { return SplitPlace{static_cast<int>(rank / shards), rank}; };
   const auto across = [shards](int rank) { return SplitPlace{static_cast<int>(rank % shards), rank}; };
-  DataAxes axes{.all = all, .shard = all, .gathers = all.split(within, all.name() + ".gather"), .replicas = Comm()};
+  DataAxes axes{.all = all, .shard = all, .gathers = all.split(within, all.name() + ".gather"), .replicas = Comm(), .near = {}};
+  for (const int64_t size : near) {
+    const auto part = [size](int rank) { return SplitPlace{static_cast<int>(rank / size), rank}; };
+    axes.near.emplace(size, all.split(part, fmt::format("{}.near{}", all.name(), size)));
+  }
   if (shards == ranks) return axes;
   axes.shard = all.split(within, all.name() + ".shard");
   axes.replicas = all.split(across, all.name() + ".replicate");
@@ -46,6 +50,7 @@ void check_replicas_agree(const DataAxes& axes, double norm) {
 std::map<std::string, TrafficCount> traffic_of(const DataAxes& axes) {
   auto counts = axes.all.traffic();
   std::vector<const Comm*> others{&axes.gathers, &axes.replicas};
+  for (const auto& [size, comm] : axes.near) others.push_back(&comm);
   if (axes.shard.state() != axes.all.state()) others.push_back(&axes.shard);
   for (const Comm* comm : others) {
     for (const auto& [op, count] : comm->traffic()) {

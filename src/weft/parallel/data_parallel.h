@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <map>
 #include <memory>
 #include <optional>
@@ -57,14 +58,33 @@ enum class Sharding {
 /// zero = 0 .. 3, as in files and on the command line.
 Sharding sharding_of_zero(int64_t zero);
 
+/// What is left of a Unit's parameters between its forward and its backward (Sharding::parameters).
+class Reshard {
+ public:
+  /// true: this rank's shard; backward gathers the rest again. false: all of them, until their gradients have landed.
+  Reshard(bool after_forward) : after_forward_(after_forward) {}  // NOLINT(google-explicit-constructor)
+  /// Neighbouring ranks that hold one copy between them, from which backward gathers, on one machine say (FSDP2's integer
+  /// reshard_after_forward). Divides the ranks that share the parameters out, and is neither 1 nor all of them.
+  template <std::integral Integer>
+    requires(!std::same_as<Integer, bool>)
+  Reshard(Integer ranks) : group_(static_cast<int64_t>(ranks)) {}  // NOLINT(google-explicit-constructor)
+
+  bool after_forward() const { return after_forward_; }
+  const std::optional<int64_t>& group() const { return group_; }
+
+ private:
+  bool after_forward_ = true;
+  std::optional<int64_t> group_;
+};
+
 struct DataParallelOptions {
   Sharding sharding = Sharding::none;
   /// Ranks that share one copy of what is sharded; 0 = all. Fewer: replicas x shards (HSDP, PyTorch's HYBRID_SHARD). Neighbouring
   /// ranks form a replica; gradients are reduce-scattered in it and all-reduced between replicas. Divides the number of ranks.
   int64_t dp_shard = 0;
-  /// Sharding::parameters: release a Unit's parameters after its forward and gather them again in backward (true), or keep them
-  /// until its gradients have landed (false: less traffic, more memory).
-  bool reshard_after_forward = true;
+  /// Sharding::parameters: release a Unit's parameters after its forward and gather them again in backward (true), keep them
+  /// until its gradients have landed (false: less traffic, more memory), or keep a copy between so many ranks.
+  Reshard reshard_after_forward = true;
   /// Sharding::parameters: Units gathered ahead of the one that runs.
   int64_t prefetch = 1;
   GradScale grad_scale = GradScale::mean_over_ranks;

@@ -25,6 +25,7 @@ at::Tensor alias(const at::Tensor& memory, int64_t offset, int64_t numel) {
 
 FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, const DataAxes& axes)
     : plan_(std::move(plan)), comm_(axes.gathers), reductions_(axes.shard), replicas_(axes.replicas) {
+  if (plan_.near > 0) near_ = axes.near.at(plan_.near);
   const at::NoGradGuard no_grad;
   const memory::Scope scope(memory::Category::parameters);
   std::vector<int64_t> numels;
@@ -93,14 +94,39 @@ void FlatGroup::start_gather() {
   gather_ = comm_.all_gather(full_, shard_);
 }
 
+void FlatGroup::start_gather_near() {
+  if (!near_part_.defined()) return start_gather();
+  const memory::Scope scope(memory::Category::parameters);
+  if (!holds_data_) restore_data(full_);
+  holds_data_ = true;
+  near_gather_ = near_.all_gather(full_, std::exchange(near_part_, at::Tensor()));
+}
+
 void FlatGroup::finish_gather() {
   gather_.wait();
+  near_gather_.wait();
   if (plan_.residence == Residence::whole) set_current();
 }
 
+void FlatGroup::reshard() {
+  if (near_.size() > 1 && holds_data_) {
+    near_part_.reset();
+    finish_gather();
+    const at::NoGradGuard no_grad;
+    const memory::Scope scope(memory::Category::parameters);
+    const int64_t part = numel_ / near_.size();
+    at::Tensor copy = full_.narrow(0, near_.rank() * part, part).clone();
+    release();
+    near_part_ = std::move(copy);
+  } else {
+    release();
+  }
+}
+
 void FlatGroup::release() {
+  near_part_.reset();
   if (plan_.residence == Residence::whole || !holds_data_) return;
-  gather_.wait();
+  finish_gather();
   release_data(full_, message_);
   holds_data_ = false;
 }

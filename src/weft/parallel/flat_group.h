@@ -31,6 +31,8 @@ enum class Residence {
 };
 
 /// Who waits for whom:
+///   reshard        after forward: this rank keeps its part of a copy that a few ranks hold between them (Plan::near), from which
+///                  the next start_gather_near() gathers; it is gone with that or the next release.
 ///   start_gather   reads the peers' shards in place; finish_gather() returns when this rank's copy is there. Peers may still
 ///                  read this rank's shard: settle() returns when they do not, and only then may an optimizer write.
 ///   adopt          brings a gradient into the flat gradient buffer; that comes from the pool with the group's first gradient
@@ -45,6 +47,7 @@ class FlatGroup {
     bool trainable = true;
     Residence residence = Residence::whole;
     bool keep_full_gradients = false;  ///< a full gradient buffer of its own for good (ZeRO-1)
+    int64_t near = 0;                  ///< ranks that hold a copy between forward and backward; 0: no such copy
   };
 
   /// Moves the parameters (one dtype, one device) into the buffer with the values of rank 0 of all. Collective.
@@ -56,9 +59,14 @@ class FlatGroup {
   int64_t gradient_bytes() const;
 
   void start_gather();
+  /// From the copy that reshard() left if there is one; else start_gather().
+  void start_gather_near();
   void finish_gather();
   bool holds_data() const { return holds_data_; }
   void release();
+  void reshard();
+  /// What reshard() left is out of date.
+  void drop_near() { near_part_.reset(); }
   /// The shards have changed or are about to: what is whole must be gathered before it is read.
   void set_stale();
   /// Ends set_stale(): nothing has changed after all.
@@ -100,17 +108,18 @@ class FlatGroup {
 
   Plan plan_;
   Comm comm_;  // gathers; its ranks are the replica's
-  Comm reductions_, replicas_;
+  Comm reductions_, replicas_, near_;
   int64_t numel_ = 0, shard_numel_ = 0;
   at::Tensor memory_;           // whole: [numel], shared; the two below alias it
   at::Tensor full_;             // [numel], what the parameters are views of
   at::Tensor shard_;            // [shard_numel]
+  at::Tensor near_part_;        // [numel / near] from reshard() to the gather in backward
   at::Tensor full_gradients_;   // [numel] while there are unreduced gradients
   at::Tensor shard_gradients_;  // [shard_numel]; a part of full_gradients_ if those are kept
   at::Tensor earlier_;          // copy of shard_gradients_ while the buffer is reused on top of them
   GradientPool::Buffer* buffer_ = nullptr;
   std::vector<FlatSlot> slots_;
-  Work gather_, reduction_, across_;
+  Work gather_, near_gather_, reduction_, across_;
   std::string message_;
   bool holds_data_ = true;
   bool adds_ = false;           // this round adds to reduced gradients that are still in the shard

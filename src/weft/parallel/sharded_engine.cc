@@ -41,7 +41,7 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
     }
     ShardingPlan plan = plan_sharding(std::move(parameters), units, options_);
     check_same_model(plan.all, buffers_, options_, comm_);
-    axes_ = make_data_axes(comm_, options_.dp_shard);
+    axes_ = make_data_axes(comm_, options_.dp_shard, near_groups(plan));
     build(plan);
     for (NamedTensor& t : plan.untouched) broadcast_tensor(t.tensor, comm_);
     for (NamedTensor& t : buffers_) broadcast_tensor(t.tensor, comm_);
@@ -99,6 +99,7 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
 
   void refresh() override {
     if (!std::exchange(stale_, false)) return;
+    for (const auto& group : groups_) group->drop_near();
     for (FlatGroup* group : whole_) group->start_gather();
     for (FlatGroup* group : whole_) group->finish_gather();
   }
@@ -223,7 +224,7 @@ void ShardedEngine::build(ShardingPlan& plan) {
   std::vector<ShardedUnit> units(plan.units.size());
   for (size_t u = 0; u < units.size(); ++u) {
     units[u].name = plan.units[u];
-    units[u].reshard_after_forward = options_.reshard_after_forward;
+    units[u].reshard_after_forward = options_.reshard_after_forward.after_forward();
   }
   std::unordered_map<const void*, at::Tensor> shard_of;
   int64_t largest = 0;

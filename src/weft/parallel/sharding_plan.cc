@@ -50,7 +50,8 @@ void add_unit_groups(ShardingPlan& plan, int64_t unit, const std::vector<NamedTe
     group.plan = {.label = "unit '" + plan.units[static_cast<size_t>(unit)] + "'",
                   .gradient_dtype = gradient_dtype(p.tensor, options),
                   .trainable = p.tensor.requires_grad(),
-                  .residence = Residence::released};
+                  .residence = Residence::released,
+                  .near = options.reshard_after_forward.group().value_or(0)};
     group.parameters.push_back(p);
   }
   for (auto& [key, group] : by_key) plan.groups.push_back(std::move(group));
@@ -101,6 +102,14 @@ ShardingPlan plan_sharding(std::vector<NamedTensor> parameters, const std::vecto
   // What lies outside of Units is complete when the first layers are, so it comes last.
   add_whole_groups(plan, whole, options);
   return plan;
+}
+
+std::set<int64_t> near_groups(const ShardingPlan& plan) {
+  std::set<int64_t> sizes;
+  for (const PlannedGroup& group : plan.groups) {
+    if (group.plan.near > 0) sizes.insert(group.plan.near);
+  }
+  return sizes;
 }
 
 }  // namespace weft::parallel

@@ -1,6 +1,7 @@
 // Which parameters are gathered and reduced together under each position of the dial.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,5 +27,8 @@ struct ShardingPlan {
 /// Depends on names, shapes, dtypes and options alone, hence equal on all ranks. A parameter belongs to the innermost Unit
 /// that contains every place where it is registered; if there is none, it is kept whole.
 ShardingPlan plan_sharding(std::vector<NamedTensor> parameters, const std::vector<UnitSpec>& units, const DataParallelOptions& options);
+
+/// Plan::near of all groups that have one.
+std::set<int64_t> near_groups(const ShardingPlan& plan);
 
 }  // namespace weft::parallel

@@ -7,7 +7,8 @@ namespace weft::parallel {
 void UnitGathers::start(size_t k) {
   // What stays gathered by its own rule is gathered on all ranks.
   if (!units_[k].reshard_after_forward && holds(k) && !in_backward_) return;
-  for (FlatGroup* group : units_[k].groups) group->start_gather();
+  // Forward gathers from everybody: only at the turn to backward have all ranks left the same copies.
+  for (FlatGroup* group : units_[k].groups) in_backward_ ? group->start_gather_near() : group->start_gather();
 }
 
 void UnitGathers::wait(size_t k) {
@@ -20,6 +21,13 @@ void UnitGathers::release(size_t k) {
   for (FlatGroup* group : units_[k].groups) group->release();
 }
 
+/// After a forward.
+void UnitGathers::reshard(size_t k) {
+  if (held_ || !units_[k].reshard_after_forward) return;
+  units_[k].active = false;
+  for (FlatGroup* group : units_[k].groups) group->reshard();
+}
+
 void UnitGathers::begin_forward(size_t k) {
   if (held_) return;
   if (in_backward_) return begin_backward(k);  // recomputation: it belongs to the backward that runs
@@ -28,7 +36,7 @@ void UnitGathers::begin_forward(size_t k) {
     for (; next_ <= k; ++next_) start(next_);
   }
   for (size_t j = 0; j < k; ++j) {
-    if (holds(j) && !units_[j].active && units_[j].reshard_after_forward) release(j);
+    if (holds(j) && !units_[j].active) reshard(j);
   }
   wait(k);
   units_[k].active = true;
@@ -38,13 +46,13 @@ void UnitGathers::begin_forward(size_t k) {
 void UnitGathers::end_forward(size_t k) {
   if (held_ || in_backward_) return;
   units_[k].active = false;
-  if (units_[k].reshard_after_forward) release(k);
+  reshard(k);
 }
 
 void UnitGathers::finish_forward() {
   for (; next_ < units_.size(); ++next_) start(next_);
   for (size_t j = 0; j < units_.size(); ++j) {
-    if (holds(j) && !units_[j].active && units_[j].reshard_after_forward) release(j);
+    if (holds(j) && !units_[j].active) reshard(j);
   }
   next_ = 0;
 }

@@ -52,6 +52,7 @@ class UnitGathers {
   void start(size_t k);
   void wait(size_t k);
   void release(size_t k);
+  void reshard(size_t k);
   void finish_forward();
   void turn_to_backward();
   void start_back_to(int64_t k);

@@ -24,6 +24,7 @@ DataParallelOptions dp_options(const Job& job) {
   options.sharding = sharding_of_zero(job.config.parallel.zero);
   options.dp_shard = job.config.parallel.dp_shard;
   options.reshard_after_forward = job.config.parallel.reshard_after_forward;
+  if (job.config.parallel.reshard_group > 0) options.reshard_after_forward = job.config.parallel.reshard_group;
   options.prefetch = job.config.parallel.prefetch;
   if (gradient_type(job) != job.dtype) options.gradient_dtype = gradient_type(job);
   const std::string& reduce = job.config.train.reduce_dtype;

@@ -126,6 +126,28 @@ TEST(Accumulation, NamesTheNearestLegalBatches) {
   EXPECT_THAT(findings.items().at(2).what, HasSubstr("2 data-parallel ranks, but the program runs on 3"));
 }
 
+TEST(ReshardGroup, DividesTheRanksOfAReplica) {
+  RunConfig config;
+  config.train.global_batch = 12;
+  config.parallel.zero = 3;
+  config.parallel.dp_shard = 6;
+  config.parallel.reshard_group = 3;
+  Findings findings;
+  accumulation(config, 12, findings);
+  EXPECT_TRUE(findings.empty());
+  config.parallel.reshard_group = 6;
+  accumulation(config, 12, findings);
+  EXPECT_EQ(findings.items().at(0).remedy, "legal values: 2, 3, or 0");
+  config.parallel.dp_shard = 2;
+  accumulation(config, 12, findings);
+  EXPECT_EQ(findings.items().at(1).remedy, "legal value: 0");
+  config.parallel.zero = 2;
+  config.data.train = "x";
+  Findings between;
+  check(config, between);
+  EXPECT_THAT(between.text(), HasSubstr("parallel.reshard_group: 6 without parallel.zero = 3"));
+}
+
 TEST(Replicas, DivideTheRanks) {
   RunConfig config;
   config.train.global_batch = 12;

@@ -1,0 +1,17 @@
+// Options of a DataParallel: what ranks can have, and how they compare them.
+#pragma once
+
+#include <string>
+
+#include "weft/core/error.h"
+#include "weft/parallel/data_parallel.h"
+
+namespace weft::parallel {
+
+/// Adds what `ranks` ranks cannot have, with the legal values.
+void check_options(const DataParallelOptions& options, int64_t ranks, Findings& findings);
+
+/// One line with everything that ranks must agree on.
+std::string describe(const DataParallelOptions& options);
+
+}  // namespace weft::parallel
