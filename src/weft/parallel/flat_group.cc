@@ -105,6 +105,7 @@ void FlatGroup::start_gather_near() {
 void FlatGroup::finish_gather() {
   gather_.wait();
   near_gather_.wait();
+  near_gather_ = {};  // it keeps the part alive
   if (plan_.residence == Residence::whole) set_current();
 }
 

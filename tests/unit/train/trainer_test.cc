@@ -1,6 +1,7 @@
 // The trainer on real ranks (threads of this process).
 #include "weft/train/trainer.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -164,16 +165,19 @@ TEST_F(Trainer, EveryPositionOfTheDialGivesTheSameRun) {
     config_.model.family = family;
     config_.train.micro_batch = 2;
     const Outcome reference = run_on(1, config_);
-    for (const auto& [zero, ranks] : {std::pair{1, 2}, {2, 3}, {3, 2}, {3, 4}}) {
-      config_.parallel.zero = zero;
-      const Outcome outcome = run_on(ranks, config_);
-      const std::string what = std::string(family) + " zero " + std::to_string(zero) + " on " + std::to_string(ranks);
+    struct Position {
+      int zero, ranks, dp_shard = 0, reshard_group = 0;
+    };
+    for (const Position& p : {Position{1, 2}, {2, 3}, {3, 2}, {3, 4, 0, 2}, {1, 3, 1}, {3, 4, 2}}) {
+      config_.parallel = {.zero = p.zero, .dp_shard = p.dp_shard, .reshard_group = p.reshard_group};
+      const Outcome outcome = run_on(p.ranks, config_);
+      const std::string what = fmt::format("{} zero {} on {} ranks, dp_shard {}", family, p.zero, p.ranks, p.dp_shard);
       expect_close(outcome.losses, reference.losses, 1e-10, what);
       expect_close(outcome.norms, reference.norms, 1e-9, what);
       expect_close(outcome.val_losses, reference.val_losses, 1e-10, what);
       expect_close_weights(outcome, reference, 1e-10, what);
     }
-    config_.parallel.zero = 0;
+    config_.parallel = {};
   }
 }
 
