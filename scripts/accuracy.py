@@ -1,29 +1,21 @@
 #!/usr/bin/env python3
 """Scores the planner against a table of published runs and writes docs/accuracy.md.
 
-    scripts/accuracy.py RUNS.csv --weft build/planner/bin/weft [--out docs/accuracy.md] [--leave-one-out | --left-out FILE]
+    build/planner/bin/fit_constants RUNS.csv --json left_out.json
+    scripts/accuracy.py RUNS.csv --weft build/planner/bin/weft --left-out left_out.json --out docs/accuracy.md
 
 RUNS.csv has one run per row (columns: id, model, layers, hidden, heads, seq_len, micro_batch, global_batch_seqs, gpus, gpu,
 tp, pp, step_time_s or tokens_per_s_per_gpu, peak_mem_gb, mem_unit, fits, ...); the prefix of id before the last dash
 names the source. Python 3 standard library only.
 
-Three kinds of figures are kept apart. "shipped": the constants of `weft` as they are; they were adjusted on such tables, so
-the sources named in the constants' origins are not blind. "left out": all constants are fitted again from neutral start
-values on every other source, and the source is predicted blind. "calibrated": the shipped constants times one factor that
-is taken from the source's first run (the smallest system), which then predicts the others.
+Three kinds of figures are kept apart. "shipped": the constants of `weft` as they are: one fit to all sources together, which
+pays for leaving the start values. "left out": the same fit without the source, which is then predicted blind (bench/fit_constants.cc).
+"calibrated": the shipped constants times one factor from the run on the smallest system, which then predicts the others.
 An empty column was not computed for this version.
 """
 import argparse, collections, csv, json, math, os, re, statistics, subprocess, sys, tempfile
 
 REQUIRED = ['layers', 'hidden', 'heads', 'seq_len', 'micro_batch', 'global_batch_seqs', 'gpus', 'gpu', 'tp', 'pp']
-# Neutral start values and the range that physics or reports allow. Memory constants are not fitted here.
-START = {
-    'gemm_share': (0.95, 0.80, 1.0), 'gemm_k_half': (320, 50, 800), 'fp8_share': (1.0, 0.85, 1.2), 'low_k_growth': (1.0, 0.3, 2.0),
-    'blackwell_share': (0.9, 0.6, 1.0), 'attention_forward': (0.6, 0.4, 0.85), 'attention_backward': (0.5, 0.35, 0.8),
-    'older_attention': (0.6, 0.4, 1.0), 'memory_share': (0.85, 0.75, 0.9), 'kernel_gap_us': (3, 1, 6), 'host_op_us': (8, 5, 12),
-    'checkpoint_host_us': (1000, 0, 5000), 'link_share': (0.8, 0.65, 0.85), 'nic_share': (0.85, 0.6, 0.9),
-    'overlap_slowdown': (0.2, 0.1, 0.3), 'sharded_slowdown': (0.2, 0, 1), 'tp_overlap_hidden': (0.6, 0, 0.9), 'step_fixed_ms': (10, 0, 50),
-    'straggler': (0.002, 0, 0.01), 'expert_imbalance': (1.1, 1, 1.3), 'dispatch_share': (0.9, 0.3, 1.5)}
 
 
 def number(text):
@@ -51,13 +43,10 @@ def measured_memory(row):
     return memory * 1e9 / 2**30 if memory and row.get('mem_unit') == 'GB' else memory
 
 
-def predict(weft, runs_path, constants):
+def predict(weft, runs_path):
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, 'predictions.csv')
-        command = [weft, 'estimate', '--runs', runs_path, '--out', out]
-        for name, value in constants.items():
-            command += ['--constant', '%s=%.6g' % (name, value)]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        subprocess.run([weft, 'estimate', '--runs', runs_path, '--out', out], check=True, stderr=subprocess.DEVNULL)
         with open(out, newline='') as f:
             return {r['id']: r for r in csv.DictReader(f)}
 
@@ -69,35 +58,6 @@ def time_errors(runs, predictions, keep=lambda row: True):
         if step and predicted and keep(row):
             errors[source(row)].append(100 * (predicted / step - 1))
     return errors
-
-
-def loss(runs, predictions, left_out):
-    """Mean absolute log error, sources weighed by the root of their size; outliers count at most 0.6."""
-    total = weight = 0
-    for name, errors in time_errors(runs, predictions, lambda r: r.get('kind') in ('pretrain', '', None)).items():
-        if name == left_out:
-            continue
-        w = math.sqrt(len(errors))
-        total += w * statistics.fmean(min(abs(math.log(1 + e / 100)), 0.6) for e in errors)
-        weight += w
-    return total / weight
-
-
-def fit(weft, path, runs, left_out, rounds):
-    constants = {name: start for name, (start, _, _) in START.items()}
-    best = loss(runs, predict(weft, path, constants), left_out)
-    step = {name: 0.15 for name in START}
-    for _ in range(rounds):
-        for name, (_, low, high) in START.items():
-            moved = False
-            for factor in (1 + step[name], 1 / (1 + step[name])):
-                trial = dict(constants, **{name: min(max(constants[name] * factor, low), high)})
-                value = loss(runs, predict(weft, path, trial), left_out)
-                if value < best - 1e-6:
-                    best, constants, moved = value, trial, True
-                    break
-            step[name] *= 1.3 if moved else 0.5
-    return constants
 
 
 def calibrated(runs, predictions):
@@ -172,24 +132,24 @@ def fit_table(runs, predictions):
 
 # Why a source is off, where it is known. Sources within 8% need no reason.
 REASONS = {
-    'automodel': 'mixture-of-experts rows under FSDP: which kernels and dispatcher ran is not stated; dense rows over two nodes are slower than their network explains',
-    'bloom': 'snapshots of single iterations; a cost per micro-batch that grows with the parameters of a stage (DeepSpeed of 2022) is not modelled',
-    'bridge': 'expert and hybrid rows: kernels changed by a factor of two between releases with equal columns; fp4 rates have no public benchmark',
-    'bridgecard': 'functional checks that were not tuned for speed (the source says so); hybrid memory counts mixers as attention',
-    'fms': 'selective recompute of an unstated share of the blocks',
-    'internevo': 'its own kernels; step times include logging',
+    'automodel': 'adapters under FSDP with tensor parallelism (DTensor) run at two thirds of what their products need; which kernels ran is not stated',
+    'bridge': 'expert and hybrid rows: kernels changed by a factor of two between releases with equal columns',
+    'bridgecard': 'functional checks that were not tuned for speed (the source says so)',
+    'fms': 'selective recompute of an unstated share of the blocks; HSDP of 7B is faster than its network explains',
     'mlm-rel': 'nightly check of a hybrid model; one row',
     'mlm2020': 'V100 with the kernels of 2020',
     'moezoo': 'forced and natural routing mixed; one row each',
-    'simumax': 'four-layer cuts: fixed costs and sequences of 131,072 weigh more than in whole models',
     'tinyllama': 'one row; fused kernels on a 40 GB part',
+    'vtrain-single': 'host-bound steps of 0.1 s: the host is not described; 8-way tensor parallelism of small messages is slower than its latency explains',
 }
 
 
 def constants_table(folder):
+    """name, shipped value, start value with its spread, unit, meaning, origin."""
     text = open(os.path.join(folder, 'src/weft/cost/tuning.cc')).read()
     values = dict(re.findall(r'double (\w+) = ([\d.e-]+);', open(os.path.join(folder, 'src/weft/cost/tuning.h')).read()))
-    return [(n, values.get(n, '?'), unit, meaning, origin) for n, unit, meaning, origin in re.findall(r'\{"(\w+)", &Tuning::\w+, "([^"]*)", "([^"]*)", "([^"]*)"\}', text)]
+    found = re.findall(r'\{"(\w+)", &Tuning::\w+, ([\d.]+), ([\d.]+), [\d.]+, [\d.]+, "([^"]*)", "([^"]*)", "([^"]*)"\}', text)
+    return [(n, values.get(n, '?'), start + (' +- %.0f%%' % (100 * float(spread)) if float(spread) else ', not fitted'), unit, meaning, origin) for n, start, spread, unit, meaning, origin in found]
 
 
 def table(head, rows):
@@ -201,9 +161,7 @@ def main():
     parser.add_argument('runs')
     parser.add_argument('--weft', default='build/planner/bin/weft')
     parser.add_argument('--out')
-    parser.add_argument('--leave-one-out', action='store_true', help='fit again without each source (minutes)')
-    parser.add_argument('--left-out', help='JSON file of left-out results: read if it exists, else written by --leave-one-out')
-    parser.add_argument('--rounds', type=int, default=2)
+    parser.add_argument('--left-out', help="JSON file that the bench fit_constants wrote for the same table (--json)")
     args = parser.parse_args()
     for path, what in ((args.runs, 'a table of published runs; see --help for its columns'), (args.weft, 'the weft program; build the preset "planner"')):
         if not os.path.exists(path):
@@ -214,25 +172,18 @@ def main():
     if lacking:
         sys.exit('accuracy: %s lacks the columns %s' % (args.runs, ', '.join(lacking)))
     runs = [r for r in every if all(r[c] for c in REQUIRED)]
-    shipped = predict(args.weft, args.runs, {})
+    shipped = predict(args.weft, args.runs)
     errors, calibration = time_errors(runs, shipped), calibrated(runs, shipped)
     timed = collections.Counter(source(r) for r in runs if measured_time(r))
     left_out = {}
-    if args.left_out and os.path.exists(args.left_out):
+    if args.left_out:
         with open(args.left_out) as f:
             left_out = json.load(f)
     rows = []
     for name in sorted(errors):
         n, mean, bias, p90 = summary(errors[name])
-        left = left_out.get(name, '')
-        if args.leave_one_out and not left:
-            blind = time_errors(runs, predict(args.weft, args.runs, fit(args.weft, args.runs, runs, name, args.rounds)))[name]
-            left = '%.1f (%+.1f)' % summary(blind)[1:3]
-            print('%s left out: %s' % (name, left), file=sys.stderr)
-            left_out[name] = left
-            if args.left_out:
-                with open(args.left_out, 'w') as f:
-                    json.dump(left_out, f, indent=1)
+        left = left_out.get('left_out', {}).get(name)
+        left = '%.1f (%+.1f)' % (left['mean'], left['bias']) if left else ''
         cal = '%.1f' % summary(calibration[name])[1] if calibration[name] else ''
         rows.append([name, str(n), '%.1f' % mean, '%+.1f' % bias, '%.1f' % p90, cal, left, str(timed[name] - n)])
     dense = [e for r in runs for s, p in [(measured_time(r), number(shipped[r['id']]['step_time_s']))] if s and p and not r.get('experts') and r.get('kind') != 'hybrid' for e in [100 * (p / s - 1)]]
@@ -262,7 +213,7 @@ def main():
         choice_table(choices(runs, shipped)), '',
         '## Where it fails, and why', '', table(['source', 'mean error', 'reason'], [[r[0], r[2], REASONS.get(r[0], 'not known')] for r in rows if not r[0].startswith('*') and float(r[2]) > 8]), '',
         '## Tuned constants', '', '%d of at most 25 (a test counts them). Everything else follows from data sheets and arithmetic.' % len(constants), '',
-        table(['name', 'value', 'unit', 'meaning', 'origin'], [list(c) for c in constants]), ''])
+        table(['name', 'value', 'start', 'unit', 'meaning', 'origin of the start value'], [list(c) for c in constants]), ''])
     if args.out:
         with open(args.out, 'w') as f:
             f.write(text)

@@ -10,26 +10,50 @@ namespace {
 
 using machine::Software;
 
+/// One linear layer on this rank. `cut`: which side tensor parallelism divides; the other side is whole on every rank and
+/// travels between ranks, in fp8 where the products are.
+enum class Cut { none, columns, rows };
+struct Linear {
+  double tokens, out, in;
+  double batch = 1;
+  Cut cut = Cut::none;
+};
+
+/// Casts to fp8 and the transposed copies that Hopper's products and block scaling need. What is gathered (the input of a layer
+/// that is cut by columns, the output's gradient of one that is cut by rows) is cast before it travels and transposed after.
+void add_casts(BlockWork& work, const Linear& linear, const Context& context) {
+  constexpr double kReads[] = {2, 4, 2, 6};  // bytes per element: the cast's own pass of 2, and those that find scales
+  const Software& software = *context.software;
+  const double reads = kReads[static_cast<int>(software.scaling)];
+  const double copies = context.generation == 9 || software.scaling == Software::Scaling::block ? 2 : 1;
+  const double whole = linear.tokens * linear.batch, local = context.layout->sequence_parallel ? whole / context.tp.ranks : whole;
+  const auto cast = [&](double width, bool gathered) {
+    const bool travels = gathered && local < whole && software.low_precision_saved;
+    return stream_time(travels ? local * width * (reads + 1) + whole * width * 2 * (copies - 1) : whole * width * (reads + copies), context.rates);
+  };
+  work.forward.memory += cast(linear.in, linear.cut == Cut::columns);
+  work.input.memory += cast(linear.out, linear.cut == Cut::rows);
+  work.forward.launches += 1;
+  work.input.launches += 1;
+}
+
+/// Bytes per weight that a gradient product moves. fp32 accumulators are read and written in the product; a 16-bit gradient
+/// beside an accumulator is written, then both are read and the sum is written; 16-bit sums are read and written.
+constexpr double kAccumulationBytes[] = {8, 8, 4};
+
 /// Adds the three products of a linear layer: y = x W^T, dx = dy W, dW = dy^T x.
-void add_linear(BlockWork& work, double tokens, double out, double in, const Context& context, double batch = 1, bool trainable = true) {
+void add_linear(BlockWork& work, const Linear& linear, const Context& context) {
   const bool low = context.low_precision;
+  const auto [tokens, out, in, batch, cut] = linear;
   work.forward.gemm += gemm_time({tokens, out, in, batch}, context.rates, low);
   work.input.gemm += gemm_time({tokens, in, out, batch}, context.rates, low);
-  // Accumulation in fp32 reads and writes 4 bytes each.
-  if (trainable && !context.software->frozen_base) {
-    work.weight.gemm += gemm_time({out, in, tokens, batch}, context.rates, low, context.software->gradients == Software::Gradients::fp32 ? 8.0 : 4.0);
+  if (!context.software->frozen_base) {
+    work.weight.gemm += gemm_time({out, in, tokens, batch}, context.rates, low, kAccumulationBytes[static_cast<int>(context.software->gradients)]);
     work.weight.launches += 1;
   }
   work.forward.launches += 1;
   work.input.launches += 1;
-  if (!low) return;
-  // Casts of the input (and its transpose, which Hopper needs) and of the output gradient.
-  const double copies = context.generation == 9 ? 2 : 1;
-  const double passes = context.software->fp8_scale_passes;
-  work.forward.memory += stream_time(tokens * batch * in * (2 * passes + copies), context.rates);
-  work.input.memory += stream_time(tokens * batch * out * (2 * passes + copies), context.rates);
-  work.forward.launches += 1;
-  work.input.launches += 1;
+  if (low) add_casts(work, linear, context);
 }
 
 void add_latent_projections(BlockWork& work, const model::AttentionSpec& attention, double hidden, const Context& context) {
@@ -37,14 +61,14 @@ void add_latent_projections(BlockWork& work, const model::AttentionSpec& attenti
   const double tp = context.tp.ranks, heads = static_cast<double>(attention.heads) / tp, tokens = context.tokens;
   const double qk = static_cast<double>(latent.qk_nope_dim + latent.qk_rope_dim);
   if (latent.q_lora_rank > 0) {
-    add_linear(work, context.norm_tokens(), static_cast<double>(latent.q_lora_rank), hidden, context);
-    add_linear(work, tokens, heads * qk, static_cast<double>(latent.q_lora_rank), context);
+    add_linear(work, {context.norm_tokens(), static_cast<double>(latent.q_lora_rank), hidden}, context);
+    add_linear(work, {tokens, heads * qk, static_cast<double>(latent.q_lora_rank)}, context);
   } else {
-    add_linear(work, tokens, heads * qk, hidden, context);
+    add_linear(work, {tokens, heads * qk, hidden}, context);
   }
-  add_linear(work, context.norm_tokens(), static_cast<double>(latent.kv_lora_rank + latent.qk_rope_dim), hidden, context);
-  add_linear(work, tokens, heads * static_cast<double>(latent.qk_nope_dim + latent.v_dim), static_cast<double>(latent.kv_lora_rank), context);
-  add_linear(work, tokens, hidden, heads * static_cast<double>(latent.v_dim), context);
+  add_linear(work, {context.norm_tokens(), static_cast<double>(latent.kv_lora_rank + latent.qk_rope_dim), hidden}, context);
+  add_linear(work, {tokens, heads * static_cast<double>(latent.qk_nope_dim + latent.v_dim), static_cast<double>(latent.kv_lora_rank)}, context);
+  add_linear(work, {tokens, hidden, heads * static_cast<double>(latent.v_dim)}, context);
 }
 
 double head_size_share(double head_dim) {
@@ -58,7 +82,7 @@ void add_flash_attention(BlockWork& work, const model::AttentionSpec& attention,
   const double tokens_seen = reach(attention, context.sequence, true) + 64;  // half a 128-wide diagonal tile is wasted
   const double flops = 2 * context.tokens * tokens_seen * (widths.q + widths.value);
   const double share = head_size_share(widths.head_dim) * (context.software->matched_attention ? 1.0 : context.tuning->older_attention);
-  const double rate = context.rates.matmul / context.tuning->gemm_share * share;
+  const double rate = context.rates.attention * share;
   work.forward.attention += flops / (rate * context.tuning->attention_forward) + context.rates.gap;
   work.input.attention += 2.5 * flops / (rate * context.tuning->attention_backward) + 2 * context.rates.gap;
   work.forward.launches += 1;
@@ -92,8 +116,8 @@ void add_attention(BlockWork& work, const model::AttentionSpec& attention, doubl
   const double core_forward = work.forward.attention;
   if (attention.latent) add_latent_projections(work, attention, hidden, context);
   else {
-    add_linear(work, context.tokens, widths.q + 2 * widths.kv, hidden, context);
-    add_linear(work, context.tokens, hidden, widths.q, context);
+    add_linear(work, {context.tokens, widths.q + 2 * widths.kv, hidden, 1, Cut::columns}, context);
+    add_linear(work, {context.tokens, hidden, widths.q, 1, Cut::rows}, context);
   }
   if (context.software->attention == Software::Attention::flash) add_flash_attention(work, attention, widths, context);
   else add_unfused_attention(work, widths, context);
@@ -108,8 +132,8 @@ void add_attention(BlockWork& work, const model::AttentionSpec& attention, doubl
 }
 
 void add_mlp(BlockWork& work, double hidden, double ffn, const model::MlpSpec& mlp, const Context& context, double tokens, double batch) {
-  add_linear(work, tokens, mlp.gated ? 2 * ffn : ffn, hidden, context, batch);
-  add_linear(work, tokens, hidden, ffn, context, batch);
+  add_linear(work, {tokens, mlp.gated ? 2 * ffn : ffn, hidden, batch, batch > 1 ? Cut::none : Cut::columns}, context);
+  add_linear(work, {tokens, hidden, ffn, batch, batch > 1 ? Cut::none : Cut::rows}, context);
   const bool eager = context.software->kernels == Software::Kernels::eager;
   const double elements = tokens * batch * ffn;
   work.forward.memory += stream_time(elements * (mlp.gated ? (eager ? 10 : 6) : 4), context.rates);
@@ -117,10 +141,6 @@ void add_mlp(BlockWork& work, double hidden, double ffn, const model::MlpSpec& m
   work.forward.launches += eager ? 2 : 1;
   work.input.launches += eager ? 4 : 1;
 }
-
-/// Kernels around the expert products of one layer's forward, of unfused dispatchers: small micro-batches of expert models run
-/// at 9 ms a layer whatever the device (Megatron-Bridge's tables), which is this many at the host's rate.
-constexpr double kExpertLaunches = 320;
 
 void add_moe(BlockWork& work, const model::MoeSpec& moe, const model::MlpSpec& mlp, double hidden, const Context& context) {
   const layout::Layout& layout = *context.layout;
@@ -130,23 +150,29 @@ void add_moe(BlockWork& work, const model::MoeSpec& moe, const model::MlpSpec& m
   const double width = moe.latent_dim > 0 ? static_cast<double>(moe.latent_dim) : hidden;
   add_mlp(work, width, static_cast<double>(moe.expert_ffn) / static_cast<double>(layout.etp), mlp, context, rows / experts, experts);
   if (moe.latent_dim > 0) {
-    add_linear(work, context.norm_tokens(), width, hidden, context);
-    add_linear(work, context.norm_tokens(), hidden, width, context);
+    add_linear(work, {context.norm_tokens(), width, hidden}, context);
+    add_linear(work, {context.norm_tokens(), hidden, width}, context);
   }
   if (moe.shared_ffn > 0) add_mlp(work, hidden, static_cast<double>(moe.shared_ffn) / context.tp.ranks, mlp, context, context.tokens, 1);
-  add_linear(work, context.norm_tokens(), static_cast<double>(moe.experts), hidden, context);
+  add_linear(work, {context.norm_tokens(), static_cast<double>(moe.experts), hidden}, context);
   // Permute and unpermute: rows are read and written before and after the experts, and weighted on the way back.
   work.forward.memory += stream_time(rows * width * 10, context.rates);
   work.input.memory += stream_time(rows * width * 12, context.rates);
-  // Routing, permutation, dispatch with its counts read by the host, and per-expert bookkeeping are hundreds of small kernels.
-  work.forward.launches += kExpertLaunches;
-  work.input.launches += 1.3 * kExpertLaunches;
+  // Routing, permutation, dispatch with its counts read by the host, and per-expert bookkeeping are small kernels by the hundred.
+  work.forward.memory += context.tuning->expert_launches * context.rates.gap;
+  work.input.memory += 1.3 * context.tuning->expert_launches * context.rates.gap;
+  work.forward.launches += context.tuning->expert_launches;
+  work.input.launches += 1.3 * context.tuning->expert_launches;
   // A token crosses the network once for every node that holds one of its experts, and is copied there.
   const double domains = std::ceil(context.ep.domains()), k = static_cast<double>(moe.top_k);
   const double copies = domains > 1 ? domains * (1 - std::pow(1 - 1 / domains, k)) / k : 1;
   const double bytes = 2 * rows * width * copies, dispatch = bytes * (context.low_precision ? 0.75 : 1.0);
   const double exchange = (all_to_all_time(dispatch, context.ep) + all_to_all_time(bytes, context.ep)) / context.tuning->dispatch_share;
-  if (context.ep.ranks > 1) {
+  if (context.ep.ranks <= 1) return;
+  if (context.software->overlap_ep) {
+    work.forward.ep += std::max(exchange - work.forward.device(), context.slowdown * exchange);
+    work.input.ep += std::max(exchange - work.input.device() - work.weight.device(), context.slowdown * exchange);
+  } else {
     work.forward.ep += exchange;
     work.input.ep += exchange;
   }
@@ -187,9 +213,12 @@ void add_tensor_parallel(BlockWork& work, double hidden, bool dense, const Conte
   const double pairs = dense ? 2 : 1;  // experts exchange tokens instead
   double forward, backward;
   if (context.layout->sequence_parallel) {
-    forward = backward = pairs * 2 * all_gather_time(bytes, context.tp);
+    // Reductions sum in 16 bit; what is gathered feeds a product and travels in the product's type.
+    const bool low = context.low_precision && context.software->low_precision_saved;
+    const double gather = all_gather_time(low ? bytes / 2 : bytes, context.tp);
+    forward = backward = pairs * (gather + all_gather_time(bytes, context.tp));
     // The input is gathered again for the weight gradient, behind the input gradient's product.
-    backward += std::max(0.0, pairs * all_gather_time(bytes, context.tp) - work.input.gemm);
+    backward += std::max(0.0, pairs * gather - work.input.gemm);
   } else {
     forward = backward = pairs * all_reduce_time(bytes, context.tp);
   }
@@ -219,7 +248,7 @@ BlockWork block_work(const model::BlockSpec& block, double hidden, const Context
   BlockWork work;
   add_attention(work, block.attention, hidden, context);
   if (block.moe) add_moe(work, *block.moe, block.mlp, hidden, context);
-  else add_mlp(work, hidden, static_cast<double>(block.mlp.ffn) / context.tp.ranks, block.mlp, context, context.tokens, 1);
+  else if (block.mlp.ffn > 0) add_mlp(work, hidden, static_cast<double>(block.mlp.ffn) / context.tp.ranks, block.mlp, context, context.tokens, 1);
   add_elementwise(work, block, hidden, context);
   add_tensor_parallel(work, hidden, !block.moe, context);
   add_recompute(work, context);
@@ -231,7 +260,7 @@ BlockWork head_work(double hidden, double vocab, const Context& context) {
   wide.low_precision = false;  // the head stays in 16 bit
   BlockWork work;
   const double columns = vocab / context.tp.ranks;
-  add_linear(work, context.tokens, columns, hidden, wide);
+  add_linear(work, {context.tokens, columns, hidden}, wide);
   // Fused: one pass forward, one in place backward. Otherwise an fp32 copy, maximum, exponential, sum, gradient, cast.
   const double elements = context.tokens * columns;
   const bool fused = context.software->loss == Software::Loss::in_place || context.software->loss == Software::Loss::compiled;

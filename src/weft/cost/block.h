@@ -30,6 +30,8 @@ struct BlockWork {
   Work input;      ///< gradient of activations (I)
   Work weight;     ///< gradient of weights (W)
   Work recompute;  ///< repeated forward work, done before I
+
+  double total() const { return forward.total() + input.total() + weight.total() + recompute.total(); }
 };
 
 /// What the block times depend on besides the block itself. Tokens are those of one rank and micro-batch.
@@ -41,6 +43,7 @@ struct Context {
   Group tp, cp, ep;
   double sequence = 0;
   double tokens = 0;       ///< sequence * micro-batch / cp
+  double slowdown = 0;     ///< compute lost per second of a collective that overlaps it
   bool low_precision = false;
   bool layer_norm = false;
   int generation = 9;

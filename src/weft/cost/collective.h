@@ -31,6 +31,11 @@ struct Group {
 /// The group of an axis: `ranks` members, `stride` world ranks apart.
 Group group_of(const machine::Machine& machine, int64_t ranks, int64_t stride, const Tuning& tuning);
 
+/// Channels that NCCL runs, a multiprocessor each: collectives over links and network; messages between two ranks.
+constexpr double kCollectiveChannels = 24, kSendChannels = 4;
+/// Compute lost per second of communication that overlaps it.
+double slowdown_of(double channels, const machine::Machine& machine);
+
 /// Seconds, with the best protocol and algorithm for the size. bytes: whole tensor.
 double all_gather_time(double bytes, const Group& group);  ///< also reduce-scatter
 double all_reduce_time(double bytes, const Group& group);

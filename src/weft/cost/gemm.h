@@ -20,20 +20,21 @@ struct Gemm {
 struct Rates {
   double matmul = 0;       ///< FLOP/s of the largest 16-bit products
   double matmul_low = 0;   ///< the same in fp8 / fp4 where asked for, else equal to matmul
+  double attention = 0;    ///< FLOP/s that shares of attention kernels refer to: the measured products' rate
   double memory = 0;       ///< B/s that streaming kernels reach
   double multiprocessors = 1;
   double gap = 0;          ///< s lost per kernel on the device, with a full queue
-  double k_half = 0;
-  double k_half_low = 0;
+  double fill = 0;         ///< s that a wave of tiles loses to filling and draining its pipeline
 
   static Rates of(const machine::Device& device, machine::Precision precision, const Tuning& tuning);
 };
 
 /// Share of the largest products' rate that an m x n x k product reaches: tile and wave quantisation (the last wave of
-/// tiles fills only some multiprocessors) times k / (k + k_half), the pipeline's fill. Best of the usual tile sizes.
-double gemm_efficiency(const Gemm& gemm, double multiprocessors, double k_half);
+/// tiles fills only some multiprocessors) times k / (k + k_fill), the pipeline's fill. Best of the usual tile sizes.
+double gemm_efficiency(const Gemm& gemm, double multiprocessors, double k_fill);
 
-/// Seconds: the slower of arithmetic and memory, plus the gap. `out_bytes` per element of C (8 when it accumulates in fp32).
+/// Seconds: arithmetic, then the result's way to memory, which starts when a tile's sum is complete; at least the time of all
+/// traffic; plus the gap. `out_bytes` per element of C (8 when it accumulates in fp32).
 double gemm_time(const Gemm& gemm, const Rates& rates, bool low_precision, double out_bytes = 2.0);
 
 /// Seconds of a kernel that streams `bytes`.

@@ -55,10 +55,11 @@ double attention_bytes(const model::AttentionSpec& attention, const ActivationSh
   return bytes + tokens * heads * shape.sequence * (dropout ? 5 : 2);
 }
 
-double mlp_bytes(const model::MlpSpec& mlp, double rows, double ffn, bool low_precision) {
+double mlp_bytes(const model::MlpSpec& mlp, double rows, double ffn, bool low_precision, const machine::Software& software) {
+  if (software.recompute_mlp) return 0;
   // Gated: gate, up and product; plain: input and output of the activation. The product feeds a GEMM: 1 byte in fp8.
-  const double saved = mlp.gated ? (low_precision ? 5 : 6) : (low_precision ? 3 : 4);
-  return saved * rows * ffn;
+  const double product = software.recompute_activation ? 0 : low_precision ? 1 : 2;
+  return ((mlp.gated ? 4 : 2) + product) * rows * ffn;
 }
 
 /// Operation-level recompute (torch "selective"): attention's output and every second matrix product are kept, that is Q, V,
@@ -87,21 +88,21 @@ BlockBytes block_bytes(const model::BlockSpec& block, double hidden, bool layer_
   const double outer = shape.sequence_parallel ? shape.tp : 1, rows = shape.tokens / outer;
   const bool flash = software.attention == machine::Software::Attention::flash;
   // Per norm: its input and its output, which is the input of the next product.
-  const double norm_output = shape.low_precision ? 1 : 2;
+  const double norm_output = software.recompute_norms ? 0 : shape.low_precision ? 1 : 2;
   bytes.norms = block.norms * rows * hidden * (2 + norm_output);
   // Eager RMSNorm keeps fp32 copies of its input and of the normalised value.
   if (software.kernels == machine::Software::Kernels::eager && !layer_norm) bytes.copies = block.norms * rows * hidden * 8;
   if (software.dropout) bytes.masks = 2 * rows * hidden;
   bytes.attention = attention_bytes(block.attention, shape, flash, software.dropout);
   if (!block.moe) {
-    bytes.mlp = mlp_bytes(block.mlp, shape.tokens, static_cast<double>(block.mlp.ffn) / shape.tp, shape.low_precision);
+    bytes.mlp = mlp_bytes(block.mlp, shape.tokens, static_cast<double>(block.mlp.ffn) / shape.tp, shape.low_precision, software);
     return bytes;
   }
   const model::MoeSpec& moe = *block.moe;
   const double routed = shape.tokens / shape.tp * static_cast<double>(moe.top_k) * shape.etp * shape.imbalance;
-  bytes.experts = 4 * routed * (moe.latent_dim > 0 ? static_cast<double>(moe.latent_dim) : hidden) + mlp_bytes(block.mlp, routed, static_cast<double>(moe.expert_ffn) / shape.etp, shape.low_precision);
+  bytes.experts = 4 * routed * (moe.latent_dim > 0 ? static_cast<double>(moe.latent_dim) : hidden) + mlp_bytes(block.mlp, routed, static_cast<double>(moe.expert_ffn) / shape.etp, shape.low_precision, software);
   bytes.experts += 6 * rows * static_cast<double>(moe.experts) + 6 * rows * static_cast<double>(moe.top_k);
-  if (moe.shared_ffn > 0) bytes.mlp = mlp_bytes(block.mlp, shape.tokens, static_cast<double>(moe.shared_ffn) / shape.tp, shape.low_precision);
+  if (moe.shared_ffn > 0) bytes.mlp = mlp_bytes(block.mlp, shape.tokens, static_cast<double>(moe.shared_ffn) / shape.tp, shape.low_precision, software);
   return bytes;
 }
 

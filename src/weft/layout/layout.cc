@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace weft::layout {
 namespace {
@@ -98,10 +99,37 @@ Findings check(const Layout& layout, const model::ModelSpec& spec) {
   return findings;
 }
 
-std::vector<int64_t> split_layers(int64_t layers, int64_t pp, int64_t chunks) {
+namespace {
+
+/// Blocks of each rank when the last one computes `last` blocks besides: whole numbers nearest to equal loads, the surplus to
+/// the ranks in the middle.
+std::vector<int64_t> blocks_of_ranks(int64_t layers, int64_t pp, double last) {
+  const double load = (static_cast<double>(layers) + last) / static_cast<double>(pp);
+  std::vector<int64_t> blocks(static_cast<size_t>(pp), static_cast<int64_t>(load));
+  blocks.back() = std::clamp<int64_t>(std::llround(load - last), 1, layers);
+  int64_t extra = layers - blocks.back() - static_cast<int64_t>(load) * (pp - 1);
+  for (size_t rank = 1; extra > 0; rank = (rank + 1) % (blocks.size() - 1), --extra) ++blocks[rank];
+  for (size_t rank = 0; extra < 0; rank = (rank + 1) % (blocks.size() - 1))
+    if (blocks[rank] > 1) --blocks[rank], ++extra;
+  return blocks;
+}
+
+}  // namespace
+
+std::vector<int64_t> split_layers(int64_t layers, int64_t pp, int64_t chunks, double last) {
   const int64_t parts = pp * chunks;
   std::vector<int64_t> count(static_cast<size_t>(parts), layers / parts);
   int64_t extra = layers % parts;
+  if (extra > 0 && last > 0 && pp > 1) {
+    const std::vector<int64_t> blocks = blocks_of_ranks(layers, pp, last);
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t rank = part % pp, chunk = part / pp;
+      // The first rank's surplus goes to later chunks, everyone else's to earlier ones: the model's ends stay short.
+      const int64_t place = rank == 0 ? chunks - 1 - chunk : chunk;
+      count[static_cast<size_t>(part)] = blocks[static_cast<size_t>(rank)] / chunks + (place < blocks[static_cast<size_t>(rank)] % chunks ? 1 : 0);
+    }
+    return count;
+  }
   // Middle parts first: the last part holds the head, the first the embedding.
   for (int64_t part = 1; part + 1 < parts && extra > 0; ++part, --extra) ++count[static_cast<size_t>(part)];
   if (extra > 0) ++count.front();

@@ -52,8 +52,9 @@ const char* recompute_name(Recompute recompute);
 Findings check(const Layout& layout, const model::ModelSpec& spec);
 
 /// Number of blocks in each of pp * chunks pipeline parts, in model order. When they do not divide, the first and the
-/// last part get fewer blocks, because they also hold embedding and head.
-std::vector<int64_t> split_layers(int64_t layers, int64_t pp, int64_t chunks);
+/// last part get fewer blocks, because they also hold embedding and head. `last`: what the last part computes besides, in
+/// blocks, when that is known (heads, modules that predict further tokens); uneven splits then level it out.
+std::vector<int64_t> split_layers(int64_t layers, int64_t pp, int64_t chunks, double last = 0);
 
 /// Divisors of `value`, ascending.
 std::vector<int64_t> divisors(int64_t value);

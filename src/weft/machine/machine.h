@@ -14,6 +14,7 @@ struct Machine {
   int64_t node_devices = 8;      ///< devices that share one host
   int64_t link_domain = 8;       ///< devices that reach each other over NVLink or the like
   double nic_gbits = 400;        ///< per device
+  bool host_network = false;     ///< host cores run the network's protocol (Omni-Path)
   double oversubscription = 1.0; ///< bandwidth is divided by this for traffic that leaves a pod of `pod_devices`
   int64_t pod_devices = 0;       ///< 0: no oversubscribed tier
 
@@ -45,8 +46,14 @@ struct Software {
   bool frozen_base = false;       ///< adapters only: no weight gradients, no optimizer for the base model
   bool dropout = false;
   bool python_checkpoint = false; ///< recompute through a Python autograd function that saves and restores random state
-  bool graphs = false;            ///< captured launches: the host is never the limit
-  double fp8_scale_passes = 1.0;  ///< passes over GEMM inputs to find scales: 1 delayed or fused, more for row-wise scaling
+  bool graphs = false;            ///< captured launches: the host is never the limit, and kernels follow each other closely
+  bool overlap_ep = false;        ///< the exchange of one micro-batch's tokens runs under another's products
+  /// Parts of a block that are computed again one by one (Megatron's recompute modules), beside the layout's recompute.
+  bool recompute_norms = false, recompute_activation = false, recompute_mlp = false;
+  /// How fp8 finds its scales. delayed: from earlier steps; current: a pass over the tensor before the cast; block: per 32
+  /// values inside the cast, which then writes rows and columns; rows: one scale per row and column (torchao).
+  enum class Scaling { delayed, current, block, rows };
+  Scaling scaling = Scaling::delayed;
 };
 
 }  // namespace weft::machine

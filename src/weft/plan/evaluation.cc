@@ -13,15 +13,22 @@ Evaluation::Evaluation(const Job& j, const cost::Tuning& t)
 
 void Evaluation::finish(Part& part) const {
   if (job.software.graphs) return;
-  const double op = 1e-6 * tuning.host_op_us;
-  part.host_forward = part.forward.launches * op;
-  part.host_backward = (part.input.launches + part.weight.launches + part.recompute.launches) * op;
-  if (job.software.python_checkpoint) part.host_backward += part.layers * 1e-6 * tuning.checkpoint_host_us;
+  // Beside what runs on the device, modules in Python view, transpose, allocate and record for the backward. A recompute block
+  // enters again what it wraps and saves and restores random state.
+  const double operation = 1e-6 * tuning.host_op_us, kernel = operation * tuning.host_operations;
+  part.host_forward = part.forward.launches * kernel;
+  part.host_backward = (part.input.launches + part.weight.launches + part.recompute.launches) * kernel;
+  if (job.software.python_checkpoint) part.host_backward += part.layers * operation * tuning.recompute_operations;
+}
+
+double Evaluation::last_part_blocks() const {
+  const double block = kinds.back().total(), further = job.model.mtp_layers;
+  return block > 0 ? (1 + further) * head.total() / block + further : 0;
 }
 
 std::vector<Part> Evaluation::parts() const {
   const layout::Layout& layout = job.layout;
-  const std::vector<int64_t> split = layout::split_layers(static_cast<int64_t>(job.model.kind_of_layer.size()), layout.pp, layout.chunks);
+  const std::vector<int64_t> split = layout::split_layers(static_cast<int64_t>(job.model.kind_of_layer.size()), layout.pp, layout.chunks, last_part_blocks());
   std::vector<Part> parts(split.size());
   size_t layer = 0;
   for (size_t index = 0; index < split.size(); ++index) {

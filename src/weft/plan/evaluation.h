@@ -39,6 +39,8 @@ struct Evaluation {
   double block_expert_parameters(const ModelSummary::Kind& kind) const { return kind.expert_parameters / static_cast<double>(job.layout.ep * job.layout.etp); }
 
   std::vector<Part> parts() const;
+  /// What the last part computes besides its blocks, in blocks.
+  double last_part_blocks() const;
   void finish(Part& part) const;
 };
 

@@ -72,7 +72,7 @@ ShardedStep sharded_seconds(const Evaluation& run) {
     const double overlapped = (layout.zero == 3 ? 2 * gather : 0) + reduce - exposed;
     // Copies between the flat communication buffers and the parameters: out of both gathers, into the reduction.
     out.exposed += static_cast<double>(kind.count) * (exposed + cost::stream_time((parameters + experts) * 16, run.context.rates));
-    out.contention += static_cast<double>(kind.count) * overlapped * run.tuning.sharded_slowdown;
+    out.contention += static_cast<double>(kind.count) * overlapped * cost::slowdown_of(cost::kCollectiveChannels, job.machine);
   }
   // Embedding and head are units of their own; the first gather and the last reduction have nothing to hide behind.
   const double ends = (job.model.embedding_parameters) / static_cast<double>(layout.tp);

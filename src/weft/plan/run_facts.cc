@@ -26,6 +26,29 @@ bool is_nemo(const RunRow& row) {
   return false;
 }
 
+/// Release of NVIDIA's container that the notes name ("NeMo container 25.11" is 25.11), 0 when they name none.
+double container_release(const std::string& notes) {
+  static const std::string kName = "nemo container ";
+  const size_t at = notes.find(kName);
+  return at == std::string::npos ? 0 : std::atof(notes.c_str() + at + kName.size());
+}
+
+/// What follows "recompute modules:" up to the next semicolon.
+std::string recomputed_modules(const std::string& notes) {
+  static const std::string kName = "recompute modules:";
+  const size_t at = notes.find(kName);
+  return at == std::string::npos ? "" : notes.substr(at + kName.size(), notes.find(';', at) - at - kName.size());
+}
+
+machine::Software::Scaling scaling_of(const RunRow& row, const std::string& notes) {
+  using Scaling = machine::Software::Scaling;
+  if (has(notes, "rowwise")) return Scaling::rows;
+  if (has(notes, "mxfp8") || has(notes, "fp8-mx") || has(notes, "fp8_mx") || has(notes, "nvfp4") || lower_case(row.text("precision")) == "fp4") return Scaling::block;
+  // Megatron-Bridge's "FP8" is "FP8-CS" of its first releases: current scaling. A compiler finds torchao's scale in the kernel
+  // before, which costs no pass, like delayed scaling.
+  return container_release(notes) > 0 || has(notes, "fp8-cs") || has(notes, "fp8_cs") ? Scaling::current : Scaling::delayed;
+}
+
 }  // namespace
 
 std::string lower_case(std::string text) {
@@ -55,6 +78,7 @@ machine::Machine machine_of_run(const RunRow& row) {
   if (std::regex_search(net, match, kManyPerNode)) machine.nic_gbits = std::stod(match[1]) * std::stod(match[2]) / static_cast<double>(node);
   else if (std::regex_search(net, match, kPerNode)) machine.nic_gbits = std::stod(match[1]) / static_cast<double>(node);
   else if (std::regex_search(net, match, kPerDevice)) machine.nic_gbits = std::stod(match[1]);
+  machine.host_network = has(lower_case(net), "omni-path");
   return machine;
 }
 
@@ -71,13 +95,17 @@ machine::Software software_of_run(const RunRow& row, const machine::Machine& mac
   if (precision == "fp16") software.gradients = Software::Gradients::mixed;
   // NeMo's and Megatron-Bridge's recipes accumulate and reduce gradients in bf16.
   if (is_nemo(row) && !fsdp) software.gradients = Software::Gradients::half;
+  // What FSDP reduces in: fp32 unless its mixed-precision policy names the training type (fms-fsdp's, Composer's PURE).
+  if (fsdp && (has(lower_case(row.text("source")), "fms-fsdp") || has(notes, "mode pure"))) software.gradients = Software::Gradients::half;
   // PyTorch stacks (FSDP, DeepSpeed's ZeRO) run eager kernels unless a compiler or fused layers are named; Megatron and JAX
   // stacks are fused.
   const bool zero1 = has(strategy, "zero-1") && !has(strategy, "distributed optimizer");
   const bool named_fusion = has(notes, "compile") || has(notes, "kernels te") || has(strategy, "maxtext") || has(notes, "maxtext") || has(strategy, "megatron");
   software.kernels = has(notes, "eager") || ((fsdp || zero1) && modern && !named_fusion) ? Software::Kernels::eager : Software::Kernels::fused;
   // Triton kernels and FlashAttention-2 were written for Ampere: on Hopper they are a generation behind.
-  software.matched_attention = !(machine.device.generation == 9 && (has(attention, "triton") || has(attention, "sdpa")));
+  // So are the scans of state-space layers.
+  const bool hybrid = row.text("kind") == "hybrid" || has(lower_case(row.text("model")), "nemotron-3");
+  software.matched_attention = !hybrid && !(machine.device.generation == 9 && (has(attention, "triton") || has(attention, "sdpa")));
   software.dropout = !flash;
   software.overlap_dp = modern;
   software.overlap_pp = modern;
@@ -101,7 +129,15 @@ machine::Software software_of_run(const RunRow& row, const machine::Machine& mac
   software.low_precision_saved = !fsdp;  // Transformer Engine saves fp8 inputs; torch casts again in the backward
   software.python_checkpoint = lower_case(row.text("recompute")) == "full" && !fsdp;
   software.frozen_base = row.text("kind") == "lora";
-  if (has(notes, "rowwise")) software.fp8_scale_passes = 3;
+  software.scaling = scaling_of(row, notes);
+  // From this release on the recipes for Blackwell capture whole iterations, expert layers included.
+  constexpr double kWholeGraphs = 26.06;
+  software.graphs = machine.device.generation >= 10 && container_release(notes) >= kWholeGraphs;
+  software.overlap_ep = has(notes, "all-to-all overlap");
+  const std::string modules = recomputed_modules(notes);
+  software.recompute_norms = has(modules, "norm");
+  software.recompute_activation = has(modules, "norm, act") || has(modules, "moe_act");
+  software.recompute_mlp = has(modules, "mlp");
   return software;
 }
 

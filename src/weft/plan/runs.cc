@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <numeric>
 #include <ostream>
 #include <regex>
 
@@ -96,24 +97,42 @@ void add_experts(const RunRow& row, model::ModelSpec& spec, std::vector<std::str
   }
 }
 
+/// A state-space scan costs what attention to this many tokens costs: the Mamba-2 paper (arXiv 2405.21060, figure 10) has its
+/// kernels at the speed of FlashAttention-2 for sequences of 2,000 to 4,000.
+constexpr int64_t kScanReach = 2000;
+
 /// Mamba-2, attention and expert layers in the proportions of Nemotron 3 (23 : 6 : 23): one block stands for a mixer and an
-/// expert layer. The mixer's products are 6 h^2 per token like attention with 1.5 h wide heads, over a short chunk.
+/// expert layer. The mixer's products are 6 h^2 per token, like attention with 1.5 h wide heads.
 void make_hybrid(const RunRow& row, model::ModelSpec& spec, std::vector<std::string>& assumptions) {
-  const size_t pairs = std::max<size_t>(1, spec.blocks.size() * 23 / 52);
-  spec.blocks.resize(pairs);
+  const size_t layers = spec.blocks.size(), pairs = std::max<size_t>(1, layers * 23 / 52);
+  model::BlockSpec attention = spec.blocks.back();
+  attention.moe.reset();
+  attention.mlp.ffn = 0;
+  spec.blocks.resize(pairs, spec.blocks.back());
   const bool wide = row.integer("experts") >= 512;  // the Super size: experts in a quarter of the width
   for (model::BlockSpec& block : spec.blocks) {
     block.attention.kv_heads = block.attention.heads = 3 * spec.hidden / 2 / block.attention.head_dim;
-    block.attention.window = 128;
+    block.attention.window = kScanReach;
     if (!block.moe) continue;
     block.moe->shared_ffn = 2 * block.moe->expert_ffn;
     if (wide) block.moe->latent_dim = spec.hidden / 4;
   }
+  spec.blocks.insert(spec.blocks.begin() + static_cast<std::ptrdiff_t>(pairs / 2), layers * 6 / 52, attention);
   assumptions.push_back("hybrid layer mix of Nemotron 3");
 }
 
-int64_t usual_vocab(bool gpt, std::vector<std::string>& assumptions) {
-  const int64_t vocab = gpt ? 51200 : 32000;
+/// Vocabulary of a model whose row does not say it: its family's published configuration, else the padded GPT-2 one or Llama's.
+int64_t usual_vocab(const std::string& family, bool gpt, std::vector<std::string>& assumptions) {
+  constexpr std::pair<const char*, int64_t> kFamilies[] = {
+      {"internlm2", 92544}, {"internlm", 103168}, {"llama-3", 128256}, {"llama3", 128256}, {"llama 3", 128256}, {"gpt-oss", 201088}, {"gpt oss", 201088},
+      {"deepseek", 129280}, {"kimi", 163840},     {"moonlight", 163840}, {"nemotron-4", 256000}, {"nemotron", 131072}, {"qwen", 151936}, {"gemma", 256000},
+      {"bloom", 250880},    {"falcon", 65024},    {"opt-", 50272},     {"mpt", 50368}};
+  int64_t vocab = gpt ? 51200 : 32000;
+  for (const auto& [name, size] : kFamilies) {
+    if (family.find(name) == std::string::npos) continue;
+    vocab = size;
+    break;
+  }
   assumptions.push_back(fmt::format("vocab {}", vocab));
   return vocab;
 }
@@ -130,7 +149,7 @@ model::ModelSpec spec_of_run(const RunRow& row, std::vector<std::string>& assump
   spec.position = gpt ? model::PositionKind::learned : model::PositionKind::rope;
   spec.tied_head = gpt;
   spec.vocab = row.integer("vocab", 0);
-  if (spec.vocab == 0) spec.vocab = usual_vocab(gpt, assumptions);
+  if (spec.vocab == 0) spec.vocab = usual_vocab(lower_case(spec.name), gpt, assumptions);
   const int64_t tp = row.integer("tp", 1);
   spec.vocab = (spec.vocab + tp - 1) / tp * tp;
   spec.blocks.assign(static_cast<size_t>(row.integer("layers")), block_of_run(row, gpt, assumptions));
@@ -151,6 +170,12 @@ layout::Layout layout_of_run(const RunRow& row, const machine::Software& softwar
   const int64_t model_ranks = layout.pp * layout.tp * layout.cp;
   if (devices % model_ranks != 0) throw ConfigError(fmt::format("tp * pp * cp = {} does not divide {} devices", model_ranks, devices));
   layout.dp = devices / model_ranks;
+  // A dispatcher moves tokens to experts on other ranks: named without a degree, the experts are spread as far as they go.
+  const int64_t experts = row.integer("experts");
+  if (experts > 1 && row.text("ep").empty() && lower_case(row.text("notes")).find("deepep") != std::string::npos) {
+    layout.ep = std::gcd(experts, layout.dp * layout.cp * layout.tp);
+    assumptions.push_back(fmt::format("ep {}", layout.ep));
+  }
   layout.micro_batch = row.integer("micro_batch", 1);
   layout.global_batch = row.integer("global_batch_seqs", 1);
   if (layout.global_batch % (layout.dp * layout.micro_batch) != 0)

@@ -33,11 +33,13 @@ double bubble_factor(const std::string& schedule, const Rank& mean) {
 }
 
 /// One activation to the next stage: every tensor-parallel rank sends its part of it, and gathers when the tensor is whole.
+/// The mean over boundaries, of which only some leave a link domain; senders that wait go at the pace of the slowest.
 double send_seconds(const Job& job, const Context& context, const cost::Tuning& tuning) {
   if (job.layout.pp <= 1) return 0;
   const double bytes = 2 * context.tokens * job.model.hidden / (job.software.whole_sends ? 1 : context.tp.ranks);
   const cost::Group group = pipeline_group(job, tuning);
-  double seconds = cost::send_time(bytes, group, group.per_domain < group.ranks);
+  const double leaving = job.software.overlap_pp || group.domains() <= 1 ? (group.domains() - 1) / (group.ranks - 1) : 1;
+  double seconds = leaving * cost::send_time(bytes, group, true) + (1 - leaving) * cost::send_time(bytes, group, false);
   if (!job.layout.sequence_parallel && !job.software.whole_sends) seconds += cost::all_gather_time(2 * context.tokens * job.model.hidden, context.tp);
   return seconds;
 }
@@ -89,8 +91,8 @@ Time step_time(const Job& job, const cost::Tuning& tuning) {
   time.bubble = std::max(0.0, p * mean.busy() - ranks[slowest].busy()) / v * bubble_factor(layout.schedule, mean);
   const double send = send_seconds(job, run.context, tuning);
   time.pp = 2 * (p - 1) * send;
-  // In between they hide, but take multiprocessors and bandwidth from the chunk that runs.
-  if (layout.pp > 1) time.pp += 2 * m * v * send * (job.software.overlap_pp ? tuning.overlap_slowdown : 1);
+  // In between they hide, but their channels take multiprocessors from the chunk that runs.
+  if (layout.pp > 1) time.pp += 2 * m * v * send * (job.software.overlap_pp ? cost::slowdown_of(cost::kSendChannels, job.machine) : 1);
 
   if (layout.zero == 3 || (layout.zero == 2 && layout.pp == 1 && m > 1)) {
     const ShardedStep sharded = sharded_seconds(run);
@@ -106,7 +108,7 @@ Time step_time(const Job& job, const cost::Tuning& tuning) {
       const double reduce = std::max(dp.reduce * tail, dp.reduce - ranks[slowest].backward * window * (1 - tail));
       const double gather = !job.software.overlap_gather ? dp.gather : std::max(dp.gather * tail, dp.gather - ranks[slowest].forward * window * (1 - tail));
       const double overlapped = dp.reduce + dp.gather - reduce - gather;
-      time.dp = reduce + gather + dp.unoverlappable + tuning.overlap_slowdown * overlapped;
+      time.dp = reduce + gather + dp.unoverlappable + cost::slowdown_of(cost::kCollectiveChannels, job.machine) * overlapped;
     }
   }
   time.optimizer = optimizer_seconds(job, ranks[slowest], run.context);

@@ -110,7 +110,7 @@ TEST(Golden, Gemm) {
   const Gemm gemm{8192, 14336, 4096};
   EXPECT_NEAR(gemm.flops() / 1e9, 962.07, 0.005);
   EXPECT_NEAR(gemm.flops() / 989e12 * 1e3, 0.9728, 5e-5);
-  // 3,584 tiles of 128 x 256 on 132 multiprocessors: 28 waves, 0.9697 full; with k_half = 384: 0.8866.
+  // 3,584 tiles of 128 x 256 on 132 multiprocessors: 28 waves, 0.9697 full; with k_fill = 384: 0.8866.
   EXPECT_NEAR(gemm_efficiency(gemm, 132, 384), 0.8866, 5e-5);
 }
 

@@ -30,6 +30,24 @@ TEST(SplitLayers, Llama405B) {
   for (size_t i = 1; i + 1 < split.size(); ++i) EXPECT_EQ(split[i], 2);
 }
 
+// DeepSeek-V3: 61 layers; a prediction module and two heads make the last rank three layers longer.
+TEST(SplitLayers, LevelsOutWhatTheLastPartComputesBesides) {
+  const std::vector<int64_t> split = split_layers(61, 4, 4, 3.0);
+  std::vector<int64_t> ranks(4, 0);
+  for (size_t part = 0; part < split.size(); ++part) ranks[part % 4] += split[part];
+  EXPECT_EQ(ranks, (std::vector<int64_t>{16, 16, 16, 13}));
+  EXPECT_EQ(split_layers(64, 4, 4, 3.0), split_layers(64, 4, 4));  // even splits stay even
+  for (int64_t layers : {5, 22, 61, 126})
+    for (int64_t pp : {2, 3, 5}) {
+      int64_t sum = 0;
+      for (int64_t count : split_layers(layers, pp, 1, 1.4)) {
+        EXPECT_GE(count, 1);
+        sum += count;
+      }
+      EXPECT_EQ(sum, layers);
+    }
+}
+
 std::string problems(Layout layout, const char* preset) { return check(layout, model::preset(preset)).text(); }
 
 TEST(Check, EveryFindingAtOnceWithNearestLegalValues) {

@@ -98,6 +98,29 @@ TEST(Time, MoreOfEachHelpsOrHurtsAsItMust) {
   EXPECT_EQ(step_time(changed, {}).step, step);
 }
 
+TEST(Time, WhatSoftwareDoesChangesTheTermThatItConcerns) {
+  using machine::Software;
+  layout::Layout layout = layout_of(8, 1, 8, 64);
+  Job job = job_of("llama3-70b", "h100", layout, 8192);
+  job.precision = machine::Precision::fp8;
+  const Time base = step_time(job, {});
+  job.software.low_precision_saved = false;  // what is gathered travels in 16 bit
+  EXPECT_GT(step_time(job, {}).tp, 1.2 * base.tp);
+  job.software.low_precision_saved = true;
+  job.software.scaling = Software::Scaling::current;  // a pass over every input before the cast
+  EXPECT_GT(step_time(job, {}).memory, base.memory);
+  EXPECT_EQ(step_time(job, {}).gemm, base.gemm);
+
+  layout = layout_of(1, 1, 16, 64);
+  layout.ep = 8;
+  job = job_of("mixtral-8x7b", "h100", layout, 4096);
+  const Time waiting = step_time(job, {});
+  job.software.overlap_ep = true;
+  EXPECT_LT(step_time(job, {}).ep, 0.5 * waiting.ep);
+  job.software.graphs = true;
+  EXPECT_EQ(step_time(job, {}).host, 0);
+}
+
 TEST(Time, StageTimesSumToTheStepOfOneMicroBatch) {
   Job job = job_of("llama3-8b", "h100", layout_of(1, 4, 1, 1), 8192);
   double sum = 0;
@@ -153,6 +176,30 @@ TEST(Runs, FactsFromWords) {
   EXPECT_DOUBLE_EQ(machine_for("NVLink3 + 4x100 Gb/s Omni-Path per node", "8").nic_gbits, 50);
   EXPECT_DOUBLE_EQ(machine_for("NVLink; 400 Gb/s RDMA per GPU", "8").nic_gbits, 400);
   EXPECT_DOUBLE_EQ(machine_for("", "8").nic_gbits, 200);
+  EXPECT_TRUE(machine_for("NVLink3 + 4x100 Gb/s Omni-Path per node", "8").host_network);
+  EXPECT_FALSE(machine_for("NVLink3 + 4x100 Gb/s RoCE per node", "8").host_network);
+  using machine::Software;
+  const auto software_for = [](const char* gpu, const char* precision, const char* notes) {
+    return software_of_run(RunRow({{"gpu", gpu}, {"precision", precision}, {"notes", notes}}), machine::Machine::of(gpu));
+  };
+  EXPECT_EQ(software_for("GB200", "fp8", "NeMo container 25.11; precision as printed: FP8-MX").scaling, Software::Scaling::block);
+  EXPECT_EQ(software_for("GB200", "fp8", "NeMo container 26.02; precision as printed: FP8").scaling, Software::Scaling::current);
+  EXPECT_EQ(software_for("H100", "fp8", "MLPerf Training v5.0").scaling, Software::Scaling::delayed);
+  EXPECT_TRUE(software_for("GB200", "fp8", "NeMo container 26.06.01; x").graphs);
+  EXPECT_FALSE(software_for("H100", "fp8", "NeMo container 26.06.01; x").graphs);
+  const Software modules = software_for("H100", "bf16", "dispatcher DeepEP; recompute modules: norm, act; +1F1B all-to-all overlap");
+  EXPECT_TRUE(modules.recompute_norms && modules.recompute_activation && modules.overlap_ep && !modules.recompute_mlp);
+}
+
+TEST(Runs, WhatARowLeavesOutComesFromItsFamily) {
+  const std::map<std::string, std::string> row = {{"id", "a-1"}, {"model", "InternLM 7B"}, {"layers", "32"}, {"hidden", "4096"}, {"heads", "32"}, {"seq_len", "2048"},
+                                                  {"micro_batch", "2"}, {"global_batch_seqs", "64"}, {"gpus", "8"}, {"gpu", "A100-80GB-SXM"}, {"tp", "1"}, {"pp", "1"}};
+  EXPECT_NE(predict_run(RunRow(row), {}).assumptions.find("vocab 103168"), std::string::npos);
+  std::map<std::string, std::string> experts = row;
+  experts["model"] = "GPT-OSS 20B", experts["experts"] = "32", experts["notes"] = "kernels TE + DeepEP";
+  EXPECT_NE(predict_run(RunRow(experts), {}).assumptions.find("ep 8"), std::string::npos);
+  experts["notes"] = "";
+  EXPECT_EQ(predict_run(RunRow(experts), {}).assumptions.find("ep 8"), std::string::npos);
 }
 
 }  // namespace
