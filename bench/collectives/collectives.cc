@@ -3,7 +3,6 @@
 // cell is measured on all back ends within the same second. Ranks are processes: the program starts itself once per rank.
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -11,22 +10,19 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
 
 #include "bench/collectives/memory_limits.h"
+#include "bench/support/own_ranks.h"
 #include "weft/comm/world.h"
-#include "weft/launch/launcher.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kResultVariable = "WEFT_BENCH_RESULT";  // file for rank 0's lines; set: this process is a rank
 const std::vector<std::string> kOperations{"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
                                            "broadcast",  "send_recv",  "barrier"};
 
@@ -123,19 +119,6 @@ void run_rank(const Options& options, const std::string& result_file) {
   }
 }
 
-/// Starts the ranks of one world and returns what rank 0 measured.
-std::vector<Json> run_world(int ranks, const std::vector<std::string>& arguments, const std::filesystem::path& folder) {
-  const auto result_file = folder / fmt::format("result-{}.jsonl", ranks);
-  ::setenv(kResultVariable, result_file.c_str(), 1);
-  weft::launch::LaunchOptions launch{.ranks = ranks, .command = {std::filesystem::read_symlink("/proc/self/exe")}, .tee = {}};
-  launch.command.insert(launch.command.end(), arguments.begin(), arguments.end());
-  if (const int code = weft::launch::launch(launch); code != 0) throw CLI::RuntimeError(code);
-  std::vector<Json> lines;
-  std::ifstream in(result_file);
-  for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
-  return lines;
-}
-
 /// Lines of one cell stand together: shared, private, gloo.
 void print_table(const std::vector<Json>& lines, std::optional<double> hop_ns) {
   if (hop_ns) fmt::print("a cache line goes from core to core in {:.0f} ns\n", *hop_ns);
@@ -156,12 +139,9 @@ void print_table(const std::vector<Json>& lines, std::optional<double> hop_ns) {
 }
 
 void run_all(const Options& options, const std::vector<std::string>& arguments) {
-  std::string pattern = std::filesystem::temp_directory_path() / "weft-bench-XXXXXX";
-  if (!::mkdtemp(pattern.data())) throw std::runtime_error("no temporary folder");
-  const std::filesystem::path folder = pattern;
   std::vector<Json> lines;
   for (int ranks : options.ranks) {
-    auto more = run_world(ranks, arguments, folder);
+    auto more = weft::bench::run_own_ranks(ranks, arguments);
     for (Json& line : more) {
       if (line["backend"] != "shared") continue;
       const auto limit = weft::bench::bus_limit(line["op"], line["bytes"], ranks);
@@ -169,7 +149,6 @@ void run_all(const Options& options, const std::vector<std::string>& arguments) 
     }
     lines.insert(lines.end(), more.begin(), more.end());
   }
-  std::filesystem::remove_all(folder);
   const auto hop_ns = weft::bench::line_hop_ns();
   print_table(lines, hop_ns);
   if (options.json.empty()) return;
@@ -192,13 +171,11 @@ int main(int argc, char** argv) {
   app.footer("Example:\n  bench_collectives --ranks 2 --ops all_reduce --min-bytes 4 --max-bytes 64MiB --json out.json");
   CLI11_PARSE(app, argc, argv);
   try {
-    if (const char* result_file = std::getenv(kResultVariable)) {
-      run_rank(options, result_file);
+    if (const auto result_file = weft::bench::result_file()) {
+      run_rank(options, *result_file);
     } else {
       run_all(options, {argv + 1, argv + argc});
     }
-  } catch (const CLI::RuntimeError& error) {
-    return error.get_exit_code();
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 1;

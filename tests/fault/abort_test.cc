@@ -1,4 +1,4 @@
-// An exception on one rank, wherever it happens, ends the others soon and with its text.
+// An exception on one rank, wherever it happens, ends the others long before their deadline and with its text.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -14,17 +14,13 @@ namespace {
 
 using testing::RankBody;
 using testing::RankProcesses;
-using Clock = std::chrono::steady_clock;
 
-// The deadline is far away, so that what ends a wait is the abort; a second is promised, the margin is for loaded machines.
+// The deadline is far beyond what RankProcesses waits for: what ends a wait is the abort. How soon it does is counted in
+// unit_comm.Pulse.* and measured by bench_abort.
 constexpr std::chrono::minutes kFarDeadline{15};
-constexpr double kSoon = 20;  // seconds
+static_assert(kFarDeadline > 5 * RankProcesses::kPatience);
 
-double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }  // one clock for all processes
-
-nlohmann::json report_of(const CommError& e) {
-  return {{"peers", e.failure().peers}, {"cause", e.failure().cause}, {"at", now()}};
-}
+nlohmann::json report_of(const CommError& e) { return {{"peers", e.failure().peers}, {"cause", e.failure().cause}}; }
 
 // What rank 1 does while the others wait in an all-reduce for it; each way throws "the disk is full".
 [[noreturn]] void full() { throw std::runtime_error("the disk is full"); }
@@ -44,10 +40,8 @@ void with_work_in_flight(const Comm& comm) {
 const RankBody kThrow("throw", [](World& world, const std::string& where) {
   const Comm& comm = world.comm();
   nlohmann::json report;
-  double thrown = 0;
   try {
     comm.barrier();
-    thrown = now();
     if (world.rank() != 1) {
       // The same calls as rank 1's, as far as it makes any.
       if (where == "work in flight") {
@@ -75,9 +69,7 @@ const RankBody kThrow("throw", [](World& world, const std::string& where) {
         comm.recv(missing, 0).wait();
       } catch (const CommError& e) {
         worker.join();
-        report = report_of(e);
-        report["thrown"] = thrown;
-        return report.dump();
+        return report_of(e).dump();
       }
       worker.join();
     }
@@ -86,8 +78,6 @@ const RankBody kThrow("throw", [](World& world, const std::string& where) {
   } catch (const std::runtime_error& e) {
     report = {{"text", e.what()}};
   }
-  report["thrown"] = thrown;
-  report["left"] = now();
   return report.dump();
 });
 
@@ -97,22 +87,16 @@ TEST_P(Abort, ReachesAllRanksWithItsText) {
   const auto& [backend, where] = GetParam();
   RankProcesses ranks(3, "throw", where, {.backend = backend, .timeout = kFarDeadline, .environment = {}});
   const auto results = ranks.wait();
-  double thrown = 0;
-  for (int r : {1, 0, 2}) {
+  for (int r : {0, 1, 2}) {
     const auto& result = results[static_cast<size_t>(r)];
     ASSERT_EQ(result.exit_code, 0) << "rank " << r << ": " << result.result;
     const auto report = nlohmann::json::parse(result.result);
-    if (r == 1) thrown = report["thrown"];
     if (r == 1 && where != "a worker thread") {
       EXPECT_EQ(report.value("text", ""), "the disk is full") << result.result;
-      EXPECT_LT(report["left"].get<double>() - thrown, kSoon) << "unwinding blocked";
       continue;
     }
     EXPECT_EQ(report.value("peers", std::vector<int>{}), std::vector<int>{1}) << result.result;
     EXPECT_NE(report.value("cause", "").find("the disk is full"), std::string::npos) << result.result;
-    const double latency = report["at"].get<double>() - thrown;
-    EXPECT_LT(latency, kSoon);
-    RecordProperty("latency_ms_of_rank_" + std::to_string(r), static_cast<int>(latency * 1e3));
   }
 }
 

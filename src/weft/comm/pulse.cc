@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "weft/comm/failure_look.h"
 #include "weft/comm/pipe_signal.h"
 #include "weft/comm/process_state.h"
 
@@ -19,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kBeat{200};
+constexpr milliseconds kBeat = kFailureLook;
 // A rank without a new beat for this long is taken for dead or stopped. Its thread needs a core only a few times a second.
 constexpr milliseconds kSilence{900};
 // How long a caller waits for the store before it takes the store's host for dead.

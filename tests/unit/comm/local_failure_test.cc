@@ -5,6 +5,7 @@
 #include <latch>
 
 #include "tests/unit/comm/local_stress.h"
+#include "weft/comm/local/patience.h"
 
 namespace weft::local {
 namespace {
@@ -183,6 +184,68 @@ TEST(LocalFailure, ARankThatLeftIsNamedOnlyByWhoNeedsIt) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_THAT(cause, HasSubstr("rank 2 left the world"));
+}
+
+// One thread plays both ranks. Rank 1's part of the call is there before it fails the world; rank 0 looks only afterwards.
+TEST(LocalFailure, ACallIsDoneIfAllDidTheirPartBeforeTheWorldFailed) {
+  const auto engines = Engine::in_process(2);
+  std::vector<std::shared_ptr<Group>> groups;
+  for (const auto& engine : engines) groups.push_back(engine->create_group({0, 1}, "pair", stress::kDeadline));
+  std::vector<float> carried(8, 1.0f), other_carried(8, 1.0f);
+  auto first = make(Call::all_reduce, carried), others = make(Call::all_reduce, other_carried);
+  engines[0]->start(groups[0]->collectives(), first);
+  engines[1]->start(groups[1]->collectives(), others);
+  engines[1]->abort(RankSet().set(1), "bad batch");
+  engines[0]->wait(*first, Until::complete, {});
+  EXPECT_EQ(carried[7], 2.0f);
+}
+
+// Not so when a member's own memory is read: that member may have taken it back while it unwound.
+TEST(LocalFailure, MemoryOfARankThatFailedIsNotTakenForAResult) {
+  constexpr size_t kCount = 10'000;  // too many to be carried in the descriptor
+  const auto engines = Engine::in_process(2);
+  std::vector<std::shared_ptr<Group>> groups;
+  for (const auto& engine : engines) groups.push_back(engine->create_group({0, 1}, "pair", stress::kDeadline));
+  std::vector<float> own(kCount, 1.0f), gathered(2 * kCount), others_gathered(2 * kCount);
+  auto first = make(Call::all_gather, own);
+  first->output = reinterpret_cast<char*>(gathered.data());
+  std::vector<std::shared_ptr<SharedBlock>> blocks;
+  for (size_t r : {0U, 1U}) blocks.push_back(engines[r]->allocate(*groups[r], kCount * sizeof(float), stress::kDeadline));
+  auto others = make(Call::all_gather, own);
+  others->input = blocks[1]->mine;
+  others->output = reinterpret_cast<char*>(others_gathered.data());
+  engines[0]->start(groups[0]->collectives(), first);
+  engines[1]->start(groups[1]->collectives(), others);
+  engines[1]->abort(RankSet().set(1), "bad batch");
+  EXPECT_THROW(engines[0]->wait(*first, Until::complete, {}), CommError);
+}
+
+// A rank reads that the world failed, or that a peer ended, and only then finds that its call is done: it is done.
+TEST(LocalFailure, WhatAPeerDidBeforeItEndedCounts) {
+  auto engines = Engine::in_process(3);
+  const CallName name{"all_reduce", "world", 0};
+  Patience patience(*engines[0], name, stress::kDeadline, std::chrono::steady_clock::now());
+  using HeldUp = std::optional<Patience::HeldUp>;
+  std::vector<HeldUp> answers;
+  size_t asked = 0;
+  const auto advance = [&] { return answers[asked++]; };
+  const HeldUp by_one = Patience::HeldUp{.missing = RankSet().set(1), .arrival = true};
+  const HeldUp by_two = Patience::HeldUp{.missing = RankSet().set(2), .arrival = true};
+
+  engines[1].reset();  // leaves in order
+  answers = {by_one, std::nullopt};
+  EXPECT_NO_THROW(patience.check(advance)) << "rank 1 had done its part";
+  asked = 0;
+  answers = {by_one, by_two};
+  EXPECT_NO_THROW(patience.check(advance)) << "rank 1 had done its part; rank 2 is waited for";
+
+  engines[2]->abort(RankSet().set(2), "bad batch");
+  asked = 0;
+  answers = {by_two, std::nullopt};
+  EXPECT_NO_THROW(patience.check(advance));
+  asked = 0;
+  answers = {by_two, by_two};
+  EXPECT_THROW(patience.check(advance), CommError);
 }
 
 TEST(LocalBlocks, AreUnmappedOnceAllHaveReleasedThem) {

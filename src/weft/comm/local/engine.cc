@@ -177,10 +177,10 @@ void Engine::progress() {
 }
 
 // The world has failed, perhaps after all members had done their part of this call: then it has succeeded, and whether this
-// rank had noticed must not decide. Not so when members' own memory is read: they may have taken it back since.
+// rank had noticed must not decide.
 void Engine::finish_or_raise(Op& op, Until until, Clock::time_point start) {
-  if (!reached(op, until)) drive();
-  if (!reached(op, until) || op.in_place) raise(name_of_call(op), start);
+  drive();
+  if (!reached(op, until)) raise(name_of_call(op), start);
 }
 
 bool Engine::test(Op& op, Until until) {
@@ -223,16 +223,17 @@ void Engine::wait(Op& op, Until until, milliseconds timeout) {
 
 void Engine::wait_long(Op& op, Until until, milliseconds timeout, Clock::time_point start) {
   Patience patience(*this, name_of_call(op), timeout, start);
-  const auto retry = [&] {
+  const auto advance = [&]() -> std::optional<Patience::HeldUp> {
     drive();
-    return !reached(op, until);
+    if (reached(op, until)) return std::nullopt;
+    return Patience::HeldUp{op.lane->missing(op), op.lane->waits_for_arrival(op)};
   };
   Clock::time_point checked{};
   while (!reached(op, until)) {
     if (aborted()) return finish_or_raise(op, until, start);
     const Clock::time_point now = Clock::now();
     if (now - checked >= Patience::kSlice) {
-      patience.check(op.lane->missing(op), op.lane->waits_for_arrival(op), retry);
+      patience.check(advance);
       checked = now;
     }
     if (reached(op, until)) return;

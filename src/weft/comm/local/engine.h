@@ -65,7 +65,7 @@ class Engine {
 
   /// Fails the world; the first of all ranks wins. Any thread.
   void abort(const RankSet& culprits, std::string_view reason);
-  bool aborted() const { return control_.header().abort_state.load() != AbortState::none; }
+  bool aborted() const { return control_.failed(); }
   RankSet culprits() const { return control_.header().culprits.load(); }
   /// Text of the first abort; waits a moment for a peer that is just writing it.
   std::string abort_reason() const;

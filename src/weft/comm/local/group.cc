@@ -128,9 +128,12 @@ void Engine::send(int peer, const Parcel& parcel, const CallName& name, millisec
   if (links_->send(peer, parcel)) return;
   Patience patience(*this, name, timeout, start);
   bool sent = false;
-  const auto retry = [&] { return !(sent = sent || links_->send(peer, parcel)); };
-  while (retry()) {
-    patience.check(one(peer), false, retry);
+  const auto advance = [&]() -> std::optional<Patience::HeldUp> {
+    if (sent = sent || links_->send(peer, parcel); sent) return std::nullopt;
+    return Patience::HeldUp{one(peer), false};
+  };
+  for (;;) {
+    patience.check(advance);
     if (sent) return;
     drive();
     ::usleep(1000);
@@ -156,10 +159,13 @@ Parcel Engine::receive(int peer, const std::string& key, const CallName& name, m
   if (auto parcel = take(milliseconds(2))) return *std::move(parcel);
   Patience patience(*this, name, timeout, start);
   std::optional<Parcel> got;
-  const auto retry = [&] { return !(got || (got = take(milliseconds(0)))); };
+  const auto advance = [&]() -> std::optional<Patience::HeldUp> {
+    if (got || (got = take(milliseconds(0)))) return std::nullopt;
+    return Patience::HeldUp{one(peer), true};
+  };
   while (!got && !(got = take(Patience::kSlice / 5))) {
     drive();
-    patience.check(one(peer), true, retry);
+    patience.check(advance);
   }
   return *std::move(got);
 }

@@ -43,6 +43,8 @@ bool Lane::advance() {
     --published_;
     --filling_;
     moved_ = true;
+    // Members that failed may have taken their memory back while it was read: such a call never completes.
+    if (op->in_place && control_.failed()) continue;
     op->on_complete();
     op->waits = Wait::drained;
     op->target = finished(op->sequence);

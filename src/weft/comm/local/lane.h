@@ -29,6 +29,8 @@ struct Control {
   RankPage& page(int world_rank) const {
     return reinterpret_cast<RankPage*>(segment->data() + sizeof(WorldHeader))[world_rank];
   }
+  /// Some rank failed the world.
+  bool failed() const { return header().abort_state.load() != AbortState::none; }
   /// Wakes a rank if it sleeps. Call after publishing what it may wait for.
   void wake(int world_rank) const;
 };

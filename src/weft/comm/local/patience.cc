@@ -35,26 +35,32 @@ void Patience::fail(const RankSet& culprits, const std::string& reason) {
   engine_.raise(name_, start_);
 }
 
-void Patience::check(const RankSet& missing, bool arrival, const std::function<bool()>& retry) {
-  page_.waiting_for.store(missing);
+// Whatever is read here about a peer - it failed the world, died, left - `advance` runs once more behind it: what the peer did
+// before may have completed the call. Then the call has succeeded, and which of the two was looked at first must not decide.
+void Patience::check(const std::function<std::optional<HeldUp>()>& advance) {
+  std::optional<HeldUp> now = advance();
+  if (!now) return;
+  page_.waiting_for.store(now->missing);
   page_.life.fetch_add(1, std::memory_order_relaxed);
-  if (engine_.aborted()) engine_.raise(name_, start_);
+  if (engine_.aborted()) {
+    if (advance()) engine_.raise(name_, start_);
+    return;
+  }
 
   const Control& control = engine_.control();
-  RankSet dead;
-  const RankSet closed = engine_.closed_peers();
-  for (int r : list(closed)) {
+  RankSet dead, left;
+  for (int r : list(engine_.closed_peers())) {
     if (control.page(r).left.load() == 0) dead.set(static_cast<size_t>(r));
   }
-  // What a rank did before it ended may have completed the call since `missing` was computed.
-  if (dead.any() && retry()) fail(dead, ranks_text(dead) + " exited or " + (dead.count() > 1 ? "were" : "was") + " killed");
-
-  RankSet left;
-  for (int r : list(missing)) {
+  for (int r : list(now->missing)) {
     if (control.page(r).left.load() != 0) left.set(static_cast<size_t>(r));
   }
-  if (left.any() && retry()) fail(left, ranks_text(left) + " left the world (its World was destroyed) without taking part in this call");
-  check_deadline(missing, arrival);
+  if (dead.any() || left.any()) now = advance();
+  if (!now) return;
+  if (dead.any()) fail(dead, ranks_text(dead) + " exited or " + (dead.count() > 1 ? "were" : "was") + " killed");
+  left &= now->missing;
+  if (left.any()) fail(left, ranks_text(left) + " left the world (its World was destroyed) without taking part in this call");
+  check_deadline(*now);
 }
 
 Patience::Clock::duration Patience::silence(size_t rank, Clock::time_point now) {
@@ -65,7 +71,8 @@ Patience::Clock::duration Patience::silence(size_t rank, Clock::time_point now) 
   return now - seen.when;
 }
 
-void Patience::check_deadline(const RankSet& missing, bool arrival) {
+void Patience::check_deadline(const HeldUp& held_up) {
+  const RankSet& missing = held_up.missing;
   const Control& control = engine_.control();
   const Clock::time_point now = Clock::now();
   RankSet visited, silent, computing, frontier = missing;
@@ -92,7 +99,7 @@ void Patience::check_deadline(const RankSet& missing, bool arrival) {
   const auto waited = now - start_;
   if (waited < timeout_) return;
   if (silent.any()) {
-    const bool never_came = arrival && (silent & missing) == silent;
+    const bool never_came = held_up.arrival && (silent & missing) == silent;
     fail(silent, fmt::format("{} {} within the deadline of {} s", ranks_text(silent),
                              never_came ? "did not arrive" : "stopped taking part (no sign of life)", seconds(timeout_)));
   }

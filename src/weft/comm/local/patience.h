@@ -3,7 +3,10 @@
 
 #include <array>
 #include <chrono>
+#include <functional>
+#include <optional>
 
+#include "weft/comm/failure_look.h"
 #include "weft/comm/local/engine.h"
 
 namespace weft::local {
@@ -17,14 +20,19 @@ class Patience {
   Patience(Engine& engine, CallName name, std::chrono::milliseconds timeout, Clock::time_point start);
   ~Patience();
 
+  /// Whom a call waits for, and whether because they have not started it.
+  struct HeldUp {
+    RankSet missing;
+    bool arrival = false;
+  };
+
   /// Call at least every kSlice. Throws CommError, after failing the world, when a peer died, when one that is needed left,
   /// or when the deadline passed: `timeout` without a sign of life of a rank that this one waits for, directly or through
-  /// others; or ranks that wait for each other; or kLimit times the timeout in all.
-  /// `missing`: whom the call waits for; `arrival`: because they have not started it; `retry` moves it on and tells
-  /// whether it still waits.
-  void check(const RankSet& missing, bool arrival, const std::function<bool()>& retry);
+  /// others; or ranks that wait for each other; or kLimit times the timeout in all. And when another rank failed the world.
+  /// `advance` moves the call on and says what still holds it up; nothing once it is done.
+  void check(const std::function<std::optional<HeldUp>()>& advance);
 
-  static constexpr std::chrono::milliseconds kSlice{25};
+  static constexpr std::chrono::milliseconds kSlice = detail::kFailureLook / 8;
   static constexpr int kLimit = 10;
 
  private:
@@ -35,7 +43,7 @@ class Patience {
   };
   Clock::duration silence(size_t rank, Clock::time_point now);
   [[noreturn]] void fail(const RankSet& culprits, const std::string& reason);
-  void check_deadline(const RankSet& missing, bool arrival);
+  void check_deadline(const HeldUp& held_up);
 
   Engine& engine_;
   RankPage& page_;
