@@ -4,9 +4,11 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 
+#include "weft/core/cause.h"
 #include "weft/core/error.h"
 #include "weft/core/nearest.h"
 
@@ -81,7 +83,10 @@ int run(int argc, char** argv) {
     std::fprintf(stderr, "weft: %s\n", error.what());
     return static_cast<int>(error.exit_code());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "weft: internal error: %s\n", error.what());
+    // The stack of libtorch would push the cause out of the last lines that `weft run` shows.
+    const char* const debug = std::getenv("WEFT_DEBUG");
+    const std::string text = debug && *debug && *debug != '0' ? error.what() : cause_text(error.what());
+    std::fprintf(stderr, "weft: internal error: %s\n", text.c_str());
     return static_cast<int>(ExitCode::internal);
   }
 }

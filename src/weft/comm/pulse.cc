@@ -13,6 +13,8 @@
 #include "weft/comm/failure_look.h"
 #include "weft/comm/pipe_signal.h"
 #include "weft/comm/process_state.h"
+#include "weft/core/cause.h"
+#include "weft/core/error.h"
 
 namespace weft::detail {
 namespace {
@@ -250,8 +252,7 @@ void Pulse::State::run() {
     lock.unlock();
     farewell();
   } catch (const std::exception& e) {
-    const std::string text = e.what();
-    lost(text.substr(0, text.find('\n')));
+    lost(cause_line(e.what()));
     end_groups();
   }
   std::lock_guard lock(mutex);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "weft/comm/process_state.h"
+#include "weft/core/cause.h"
 #include "weft/core/error.h"
 
 namespace weft::detail {
@@ -38,12 +39,11 @@ JobStore job_store(const launch::RankEnvironment& env, std::chrono::milliseconds
     try {
       store = c10::make_intrusive<c10d::TCPStore>(env.master_addr, options);
     } catch (const std::exception& e) {
-      const std::string text = e.what();
       CommFailure failure{.rank = env.rank, .group = "world", .op = "rendezvous"};
       if (!serve && !env.agent_store) failure.peers = {0};
       failure.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
       failure.cause = fmt::format("cannot {} the job's store at {} (MASTER_ADDR, MASTER_PORT): {}", serve ? "serve" : "reach",
-                                  where, text.substr(0, text.find('\n')));
+                                  where, cause_line(e.what()));
       throw CommError(std::move(failure));
     }
   }
@@ -105,7 +105,7 @@ c10::intrusive_ptr<c10d::Store> store_over(int rank, bool one_host, const Broadc
       port = std::to_string(store->getPort());
     }
   } catch (const std::exception& e) {
-    port = std::string("!") + e.what();
+    port = "!" + cause_line(e.what());
   }
   port = spread(port, rank, 0, broadcast);
   const auto fail = [&](const std::string& cause) {
@@ -117,7 +117,7 @@ c10::intrusive_ptr<c10d::Store> store_over(int rank, bool one_host, const Broadc
     try {
       store = c10::make_intrusive<c10d::TCPStore>(host, options);
     } catch (const std::exception& e) {
-      fail(fmt::format("cannot reach the store that rank 0 serves at {}:{}: {}", host, port, e.what()));
+      fail(fmt::format("cannot reach the store that rank 0 serves at {}:{}: {}", host, port, cause_line(e.what())));
     }
   }
   std::lock_guard lock(mutex);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "weft/core/cause.h"
 #include "weft/core/error.h"
 
 namespace weft::detail {
@@ -67,7 +68,7 @@ c10::intrusive_ptr<c10d::Backend> StoreTransport::create_group(const std::vector
     error = e.what();
   }
   // Nobody has started call 0 of a group that is being made: only silent ranks can be told apart.
-  const Cause cause = pulse_.blame(world_ranks, *progress, 0, error.substr(0, error.find('\n')));
+  const Cause cause = pulse_.blame(world_ranks, *progress, 0, cause_line(error));
   throw CommError({.rank = rank_, .group = name, .op = "create_group", .peers = cause.culprits, .cause = cause.reason});
 }
 

@@ -18,6 +18,7 @@
 #include "weft/comm/single_transport.h"
 #include "weft/comm/state.h"
 #include "weft/comm/store_transport.h"
+#include "weft/core/cause.h"
 #include "weft/launch/environment.h"
 
 namespace weft {
@@ -227,7 +228,7 @@ void World::threads(int n, const std::function<void(World&)>& fn, WorldOptions o
         World world(open(core));
         guard(world, [&] { fn(world); });  // aborts before unwinding closes connections that peers wait on
       } catch (const std::exception& e) {
-        record(e.what());
+        record(cause_text(e.what()));
       } catch (...) {
         record("an exception that is no std::exception");
       }
@@ -253,7 +254,7 @@ void guard(const World& world, const std::function<void()>& fn) {
   try {
     fn();
   } catch (const std::exception& e) {
-    world.abort(e.what());
+    world.abort(cause_text(e.what()));
     throw;
   } catch (...) {
     world.abort("an exception that is no std::exception");

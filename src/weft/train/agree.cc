@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "weft/core/cause.h"
 #include "weft/core/error.h"
 
 namespace weft::train {
@@ -23,7 +24,7 @@ void on_rank_zero(const Comm& comm, const std::function<void()>& fn) {
     try {
       fn();
     } catch (const std::exception& error) {
-      failure = error.what();
+      failure = cause_text(error.what());
     }
   }
   const std::string first = comm.all_gather_text(failure).front();

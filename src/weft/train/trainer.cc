@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "weft/config/parse.h"
+#include "weft/core/cause.h"
 #include "weft/core/error.h"
 #include "weft/train/agree.h"
 #include "weft/train/evaluate.h"
@@ -167,7 +168,7 @@ RunResult run(const config::RunConfig& config, World& world, const RunHooks& hoo
   try {
     return explain_out_of_memory(job, comm.rank(), [&] { return train(job, world, hooks, folder.get()); });
   } catch (const std::exception& error) {
-    if (folder) folder->event("failure", nlohmann::json{{"error", error.what()}}.dump());
+    if (folder) folder->event("failure", nlohmann::json{{"error", cause_text(error.what())}}.dump());
     throw;
   }
 }
