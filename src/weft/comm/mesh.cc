@@ -6,14 +6,18 @@
 #include <algorithm>
 #include <map>
 
+#include "weft/comm/crossing.h"
 #include "weft/comm/state.h"
 #include "weft/core/error.h"
+#include "weft/core/log.h"
 
 namespace weft {
 namespace {
 
 // Axes that a mesh may leave out: they have size 1. Any other unknown name is a mistake.
 constexpr std::string_view kKnownAxes[] = {"pp", "dp_replicate", "dp_shard", "dp", "cp", "tp", "ep", "etp", "edp"};
+// Axes along which every layer communicates several times: their groups belong on one node.
+constexpr std::string_view kNodeAxes[] = {"tp", "etp"};
 
 std::vector<std::string> names_of(const std::vector<Axis>& axes) {
   std::vector<std::string> names;
@@ -69,7 +73,8 @@ struct Mesh::State {
   }
   int64_t coord(size_t axis, int world_rank) const { return world_rank / stride(axis) % axes[axis].size; }
   std::vector<bool> select(const std::vector<std::string_view>& names) const;
-  std::vector<int> members(const std::vector<bool>& selected) const;
+  std::vector<int> members(const std::vector<bool>& selected, int of) const;
+  void warn_of_crossing() const;
   Comm comm(const std::vector<bool>& selected);
 };
 
@@ -90,15 +95,32 @@ std::vector<bool> Mesh::State::select(const std::vector<std::string_view>& names
   return selected;
 }
 
-// The world ranks that differ from this one on the selected axes only, outermost axis slowest.
-std::vector<int> Mesh::State::members(const std::vector<bool>& selected) const {
+// The world ranks that differ from rank `of` on the selected axes only, outermost axis slowest.
+std::vector<int> Mesh::State::members(const std::vector<bool>& selected, int of) const {
   std::vector<int> ranks;
   for (int r = 0; r < world.size(); ++r) {
     bool same = true;
-    for (size_t i = 0; i < axes.size(); ++i) same = same && (selected[i] || coord(i, r) == coord(i, world.rank()));
+    for (size_t i = 0; i < axes.size(); ++i) same = same && (selected[i] || coord(i, r) == coord(i, of));
     if (same) ranks.push_back(r);
   }
   return ranks;
+}
+
+// Collective when an axis asks for it. Everybody knows all places then, and rank 0 speaks for all.
+void Mesh::State::warn_of_crossing() const {
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const bool within_node = std::find(std::begin(kNodeAxes), std::end(kNodeAxes), axes[i].name) != std::end(kNodeAxes);
+    if (!within_node || axes[i].size == 1) continue;
+    const std::vector<std::string> places = detail::places_of_ranks(world.comm());
+    if (places.empty() || world.rank() != 0) continue;
+    std::vector<bool> selected(axes.size(), false);
+    selected[i] = true;
+    std::vector<std::vector<int>> groups;
+    for (int r = 0; r < world.size(); ++r) {
+      if (coord(i, r) == 0) groups.push_back(members(selected, r));
+    }
+    if (const auto text = detail::crossing_text(product_text(axes), axes[i].name, groups, places)) log(LogLevel::warning, *text);
+  }
 }
 
 Comm Mesh::State::comm(const std::vector<bool>& selected) {
@@ -110,7 +132,7 @@ Comm Mesh::State::comm(const std::vector<bool>& selected) {
   const auto known = comms.find(name);
   if (known != comms.end()) return known->second;
   const auto& world_state = *world.comm().state();
-  const Comm made(detail::make_group(world_state.core, members(selected), parts.empty() ? "self" : name, world_state.timeout));
+  const Comm made(detail::make_group(world_state.core, members(selected, world.rank()), parts.empty() ? "self" : name, world_state.timeout));
   comms.emplace(name, made);
   return made;
 }
@@ -119,6 +141,7 @@ Mesh::Mesh(const World& world, std::vector<Axis> axes) : state_(std::make_shared
   check_axes(axes, world.size());
   state_->axes = std::move(axes);
   for (const Axis& axis : state_->axes) (*this)[axis.name];
+  state_->warn_of_crossing();
 }
 
 Comm Mesh::operator[](std::string_view axis) const { return state_->comm(state_->select({axis})); }
@@ -153,7 +176,7 @@ std::string Mesh::describe() const {
     std::vector<bool> one(axes.size(), false);
     one[i] = true;
     text += fmt::format("  {}: coord {}, ranks {}\n", axes[i].name, state_->coord(i, state_->world.rank()),
-                        fmt::join(state_->members(one), " "));
+                        fmt::join(state_->members(one, state_->world.rank()), " "));
   }
   return text;
 }

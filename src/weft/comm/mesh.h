@@ -20,6 +20,7 @@ struct Axis {
 /// must be the world's size (ConfigError with the product otherwise). Neighbouring ranks lie on the innermost axis.
 /// mesh["tp"] is this rank's Comm along an axis; mesh[{"dp", "cp"}] the flattened one, its ranks in the
 /// mesh's order. Size-1 axes need no group; of the axes known by name those not listed have size 1, other names are errors.
+/// When a group along tp (or etp) has ranks on several nodes, rank 0 logs a warning with the hosts (weft/core/log.h).
 /// Construction and first use of a flattened axis are collective, in an order that depends only on the arguments.
 class Mesh {
  public:
