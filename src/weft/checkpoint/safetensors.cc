@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -25,6 +26,8 @@ static_assert(std::endian::native == std::endian::little, "safetensors holds lit
 constexpr size_t kLengthBytes = 8;
 constexpr size_t kLongestHeader = 100'000'000;  ///< the reference implementation's limit
 constexpr size_t kHeaderAlignment = 8;
+constexpr const char* kChecksumKind = "xxh64:";
+constexpr const char* kNoDigits = "0000000000000000";
 
 struct DtypeName {
   const char* name;
@@ -55,6 +58,16 @@ class FileDescriptor {
 
  private:
   int fd_;
+};
+
+class Hash {
+ public:
+  Hash() : state_(XXH64_createState(), &XXH64_freeState) { XXH64_reset(state_.get(), 0); }
+  void add(const void* data, size_t bytes) { XXH64_update(state_.get(), data, bytes); }
+  std::string digits() const { return fmt::format("{:016x}", XXH64_digest(state_.get())); }
+
+ private:
+  std::unique_ptr<XXH64_state_t, XXH_errorcode (*)(XXH64_state_t*)> state_;
 };
 
 /// JSON that refuses a name given twice, which the library would silently overwrite.
@@ -111,7 +124,27 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), mapping
   std::memcpy(&length, mapping_->data, kLengthBytes);
   if (length > kLongestHeader || length > mapping_->size - kLengthBytes)
     fail(path, fmt::format("says that its header has {} bytes, but the file has {}. It is truncated, or no safetensors file.", length, mapping_->size));
-  read_header(std::string(mapping_->data + kLengthBytes, length), kLengthBytes + length);
+  const std::string header(mapping_->data + kLengthBytes, length);
+  read_header(header, kLengthBytes + length);
+  check_sum(header);
+}
+
+void SafetensorsFile::check_sum(const std::string& header) const {
+  const auto found = metadata_.find(kChecksumKey);
+  if (found == metadata_.end()) return;
+  const std::string& stated = found->second;
+  const size_t kind = std::strlen(kChecksumKind), digits = std::strlen(kNoDigits);
+  if (!stated.starts_with(kChecksumKind) || stated.size() != kind + digits)
+    fail(path_, fmt::format("metadata {} = \"{}\" is not \"{}\" and {} digits: the file is damaged", kChecksumKey, stated, kChecksumKind, digits));
+  std::string blank = header;
+  if (const size_t at = blank.find(stated); at != std::string::npos) blank.replace(at + kind, digits, kNoDigits);
+  Hash hash;
+  hash.add(mapping_->data, kLengthBytes);
+  hash.add(blank.data(), blank.size());
+  hash.add(mapping_->data + kLengthBytes + blank.size(), mapping_->size - kLengthBytes - blank.size());
+  if (kChecksumKind + hash.digits() != stated)
+    fail(path_, fmt::format("the checksum of its contents is {}{}, but its metadata state {}: it was damaged on its way here, or another program "
+                            "changed it and kept the metadata (then remove {} from them)", kChecksumKind, hash.digits(), stated, kChecksumKey));
 }
 
 void SafetensorsFile::read_header(const std::string& text, size_t data_begin) {
@@ -181,13 +214,15 @@ const char* name_of(const std::string& path, const NamedTensor& tensor) {
   fail(path, fmt::format("tensor {} has dtype {}, which safetensors cannot hold here; convert it first", tensor.name, c10::toString(tensor.tensor.scalar_type())));
 }
 
-void write_all(int fd, const void* data, size_t bytes, const std::string& path) {
+/// Writes at `offset` and moves it on.
+void write_all(int fd, off_t& offset, const void* data, size_t bytes, const std::string& path) {
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t written = ::write(fd, next, bytes);
+    const ssize_t written = ::pwrite(fd, next, bytes, offset);
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) fail(path, fmt::format("cannot be written ({})", system_error()));
     next += written;
+    offset += written;
     bytes -= static_cast<size_t>(written);
   }
 }
@@ -213,18 +248,28 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
   std::vector<const NamedTensor*> order;
   for (const NamedTensor& tensor : tensors) order.push_back(&tensor);
   std::stable_sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) { return a->tensor.element_size() > b->tensor.element_size(); });
-  const std::string header = make_header(path, order, metadata);
+  Metadata with_checksum = metadata;
+  with_checksum[kChecksumKey] = std::string(kChecksumKind) + kNoDigits;
+  const std::string header = make_header(path, order, with_checksum);
   const std::string partial = fmt::format("{}.{}.partial", path, ::getpid());
   try {
     const FileDescriptor file(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (file.get() < 0) fail(path, fmt::format("cannot be created ({})", system_error()));
     const uint64_t length = header.size();
-    write_all(file.get(), &length, kLengthBytes, path);
-    write_all(file.get(), header.data(), header.size(), path);
+    off_t end = 0;
+    Hash hash;
+    const auto append = [&](const void* data, size_t bytes) {
+      hash.add(data, bytes);
+      write_all(file.get(), end, data, bytes, path);
+    };
+    append(&length, kLengthBytes);
+    append(header.data(), header.size());
     for (const NamedTensor* item : order) {
       const at::Tensor host = item->tensor.detach().cpu().contiguous();
-      write_all(file.get(), host.const_data_ptr(), host.nbytes(), path);
+      append(host.const_data_ptr(), host.nbytes());
     }
+    off_t digits = kLengthBytes + static_cast<off_t>(header.find(with_checksum[kChecksumKey]) + std::strlen(kChecksumKind));
+    write_all(file.get(), digits, hash.digits().data(), hash.digits().size(), path);
     if (::fsync(file.get()) != 0) fail(path, fmt::format("cannot be flushed to disk ({})", system_error()));
     if (::rename(partial.c_str(), path.c_str()) != 0) fail(path, fmt::format("cannot be renamed ({})", system_error()));
   } catch (...) {

@@ -14,11 +14,15 @@ namespace weft::checkpoint {
 
 using Metadata = std::map<std::string, std::string>;
 
+/// Key of the metadata under which write_safetensors keeps "xxh64:" and 16 hexadecimal digits: the XXH64 hash (seed 0) of the whole
+/// file, in which these digits themselves are taken to be zeros.
+inline constexpr const char* kChecksumKey = "weft.checksum";
+
 /// An open file. Dtypes F64, F32, BF16, F16, I64, I32, U8, BOOL.
 class SafetensorsFile {
  public:
-  /// Maps the file and checks all of it but the numbers: header, dtypes, shapes, and that the tensors' bytes cover the data
-  /// exactly once. ConfigError names what is wrong.
+  /// Maps the file and checks all of it: header, dtypes, shapes, that the tensors' bytes cover the data exactly once, and the
+  /// checksum if its metadata hold one (kChecksumKey; files of other programs have none). ConfigError names what is wrong.
   explicit SafetensorsFile(const std::string& path);
 
   /// In the order in which they lie in the file.
@@ -39,6 +43,7 @@ class SafetensorsFile {
   };
 
   void read_header(const std::string& text, size_t data_begin);
+  void check_sum(const std::string& header) const;
 
   std::string path_;
   std::shared_ptr<Mapping> mapping_;
@@ -49,7 +54,7 @@ class SafetensorsFile {
 
 /// Writes tensors (any device and strides) to `path`: to a temporary file beside it, flushed to disk, then renamed, so that
 /// `path` is always whole. Wider dtypes come first, which keeps every tensor aligned. ConfigError on duplicate names,
-/// unsupported dtypes and when the disk refuses.
+/// unsupported dtypes and when the disk refuses. A checksum is added to the metadata.
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata = {});
 
 }  // namespace weft::checkpoint

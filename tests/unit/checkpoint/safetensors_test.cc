@@ -61,6 +61,27 @@ TEST(Safetensors, TensorsOutliveTheFileAndWritingLeavesItAlone) {
   EXPECT_EQ(SafetensorsFile(dir / "x").tensor("a").sum().item<float>(), 4);
 }
 
+// Every bit of the numbers, the names and the shapes counts; the digits themselves, too.
+TEST(Safetensors, AFlippedBitIsFound) {
+  const testing::TempDir dir;
+  write_safetensors(dir / "x", {{"a", torch::rand({100})}, {"b", torch::ones({3}, torch::kBFloat16)}}, {{"format", "pt"}});
+  std::ifstream in(dir / "x", std::ios::binary);
+  const std::string whole((std::istreambuf_iterator<char>(in)), {});
+  const size_t name = whole.find("\"a\"") + 1, digits = whole.find("xxh64:") + 6;
+  EXPECT_NO_THROW(SafetensorsFile(dir / "x"));
+  for (const size_t at : {whole.size() - 1, whole.size() - 406, name, digits}) {
+    std::string flipped = whole;
+    flipped[at] ^= 1;
+    std::ofstream(dir / "y", std::ios::binary) << flipped;
+    try {
+      SafetensorsFile(dir / "y");
+      ADD_FAILURE() << "byte " << at << " of " << whole.size();
+    } catch (const ConfigError& e) {
+      EXPECT_THAT(e.what(), ::testing::HasSubstr("the checksum of its contents is xxh64:")) << at;
+    }
+  }
+}
+
 TEST(Safetensors, RefusesTwoTensorsOfOneNameAndUnknownDtypes) {
   const testing::TempDir dir;
   EXPECT_THROW(write_safetensors(dir / "x", {{"a", torch::ones(1)}, {"a", torch::ones(1)}}), ConfigError);
