@@ -65,7 +65,8 @@ void add_run(CLI::App& app) {
   CLI::App* run = app.add_subcommand("run", "Start and supervise the ranks of a job on this machine");
   run->add_option("-n,--ranks", options.ranks, "Ranks to start")->required();
   run->add_option("--log-dir", options.log_dir,
-                  "Folder for rank-R.log; by default a temporary one that is kept when a rank fails");
+                  "Folder for rank-R.log, in place of an earlier run's; by default a temporary one that is kept when a rank "
+                  "fails (the last 10 of them)");
   run->add_option("--tee", arguments->tee, "Ranks whose output is shown live: 0 (default), 0,2-3, all, none");
   run->add_option("--max-restarts", options.max_restarts, "How often all ranks are started again after a failure")
       ->capture_default_str();

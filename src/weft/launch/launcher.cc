@@ -11,6 +11,7 @@
 #include "weft/core/progress.h"
 #include "weft/launch/attempt.h"
 #include "weft/launch/environment.h"
+#include "weft/launch/log_folder.h"
 #include "weft/launch/signals.h"
 
 namespace weft::launch {
@@ -42,13 +43,6 @@ Environment job_environment(const LaunchOptions& options, const std::string& run
     env["COLUMNS"] = std::to_string(terminal_width(stderr));
   }
   return env;
-}
-
-std::filesystem::path temporary_folder() {
-  std::error_code error;
-  const std::filesystem::path folder = std::filesystem::temp_directory_path(error);
-  if (error) throw ConfigError(fmt::format("TMPDIR is no folder for logs: {} (set TMPDIR, or give --log-dir)", error.message()));
-  return folder;
 }
 
 void check(const LaunchOptions& options) {
@@ -84,37 +78,24 @@ void report(const Outcome& outcome) {
   std::fputs(text.c_str(), stderr);
 }
 
-std::vector<std::filesystem::path> flight_logs(const std::filesystem::path& folder) {
-  std::vector<std::filesystem::path> found;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().filename().string().starts_with("flight-rank")) found.push_back(entry.path());
-  }
-  return found;
-}
-
 void report_flight_logs(const std::string& folder) {
-  if (!flight_logs(folder).empty()) std::fprintf(stderr, "weft run: who waited for whom: weft doctor %s\n", folder.c_str());
+  if (holds_flight_logs(folder)) std::fprintf(stderr, "weft run: who waited for whom: weft doctor %s\n", folder.c_str());
 }
 
 }  // namespace
 
 int launch(const LaunchOptions& options) {
   check(options);
+  SignalQueue signals;  // first: an interrupt from now on goes to the ranks, and what is made here is cleared up
   const std::string run_id = random_id();
-  const bool temporary = options.log_dir.empty();
-  std::error_code error;
-  const std::filesystem::path log_dir = temporary ? temporary_folder() / ("weft-run-" + run_id) : options.log_dir;
-  std::filesystem::create_directories(log_dir, error);
-  if (error) throw ConfigError(fmt::format("--log-dir {}: cannot be made: {}", log_dir.string(), error.message()));
-
+  LogFolder folder(options.log_dir, run_id);
   Environment job = job_environment(options, run_id);
-  job.emplace("WEFT_FLIGHT_DIR", std::filesystem::absolute(log_dir).string());
-  for (const auto& old : flight_logs(log_dir)) std::filesystem::remove(old, error);  // of an earlier run in this folder
-  SignalQueue signals;
+  job.emplace("WEFT_FLIGHT_DIR", std::filesystem::absolute(folder.path()).string());
   int code = 0;
   for (int restart = 0;; ++restart) {
-    const Outcome outcome = Attempt(options, job, log_dir, restart, signals).run();
+    Attempt attempt(options, job, folder.path(), restart, signals);
+    folder.keep(true);
+    const Outcome outcome = attempt.run();
     code = outcome.failure ? outcome.failure->code : 0;
     if (!outcome.failure) break;
     const bool again =
@@ -124,7 +105,7 @@ int launch(const LaunchOptions& options) {
     if (!again) break;
     std::fprintf(stderr, "weft run: restart %d of at most %d\n", restart + 1, options.max_restarts);
   }
-  if (temporary && code == 0 && flight_logs(log_dir).empty()) std::filesystem::remove_all(log_dir, error);
+  if (code == 0 && !holds_flight_logs(folder.path())) folder.keep(false);
   return code;
 }
 

@@ -11,7 +11,7 @@ namespace weft::launch {
 struct LaunchOptions {
   int ranks = 1;
   std::vector<std::string> command;  ///< program and arguments
-  std::filesystem::path log_dir;     ///< empty: a temporary folder that is kept only when a rank fails
+  std::filesystem::path log_dir;     ///< empty: a temporary folder that is kept only when a rank fails (log_folder.h)
   std::vector<int> tee = {0};  ///< ranks whose output is shown live; one alone is shown as it is, several with a prefix
   int max_restarts = 0;        ///< how often all ranks are started again after a failure
   /// From SIGTERM to SIGKILL when ranks are stopped.

@@ -30,6 +30,8 @@ SignalQueue::SignalQueue() {
 }
 
 SignalQueue::~SignalQueue() {
+  while (next()) {  // what came after the last rank had ended must not end the launcher in place of the job's own code
+  }
   ::close(descriptor_);
   ::sigaction(SIGPIPE, &pipe_before_, nullptr);
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);

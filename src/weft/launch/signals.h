@@ -15,7 +15,7 @@ struct Signal {
 bool is_ignored(int signal);
 
 /// Blocks SIGINT, SIGTERM, SIGUSR1, SIGHUP (unless it is ignored) and SIGCHLD for this thread and queues them; SIGPIPE is
-/// ignored. Undone by the destructor.
+/// ignored. Undone by the destructor, which drops what is queued.
 class SignalQueue {
  public:
   SignalQueue();

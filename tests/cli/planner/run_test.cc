@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -290,6 +291,70 @@ TEST_F(WeftRun, AStoppedRankGetsItsSigterm) {
 
 TEST_F(WeftRun, ResultsThatAFullDiskSwallowedAreAnError) {
   EXPECT_EQ(std::system(WEFT_BINARY " schedule 1f1b --ranks 2 --microbatches 2 > /dev/full 2>/dev/null") >> 8, 2);
+}
+
+// What earlier runs left behind does not pile up: the newest ten stay, and whatever a run still uses.
+TEST_F(WeftRun, OldLogFoldersGoAndThoseInUseStay) {
+  const std::filesystem::path tmp = folder_ / "tmp";
+  const auto folder_of = [&](int i) { return tmp / ("weft-run-" + std::to_string(100 + i)); };
+  const auto age = [](int i) { return std::filesystem::file_time_type::clock::now() - std::chrono::hours(i + 1); };
+  for (int i = 0; i < 14; ++i) {
+    std::filesystem::create_directories(folder_of(i));
+    std::ofstream(folder_of(i) / "rank-0.log") << i;
+    std::filesystem::last_write_time(folder_of(i), age(i));
+  }
+  std::filesystem::create_directories(tmp / "weft-other");
+  const int in_use = ::open(folder_of(13).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(::flock(in_use, LOCK_SH), 0);
+  EXPECT_EQ(run({"-n", "1", "--", "sh", "-c", "exit 5"}).code, 5);
+  ::close(in_use);
+  for (int i = 0; i < 14; ++i) EXPECT_EQ(std::filesystem::exists(folder_of(i)), i < 9 || i == 13) << i;
+  EXPECT_TRUE(std::filesystem::exists(tmp / "weft-other"));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(tmp), {}), 9 + 1 + 1 + 1);  // and this run's own: it failed
+}
+
+TEST_F(WeftRun, AStartThatFailsLeavesNoLogs) {
+  EXPECT_EQ(run({"-n", "2", "--", "no-such-program"}).code, 2);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_ / "tmp"));
+}
+
+TEST_F(WeftRun, ALogFolderHoldsOneRun) {
+  const std::string logs = (folder_ / "logs").string();
+  EXPECT_EQ(run({"-n", "3", "--log-dir", logs, "--", "true"}).code, 0);
+  EXPECT_EQ(run({"-n", "2", "--log-dir", logs, "--", "true"}).code, 0);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "logs/rank-2.log"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "logs/rank-1.log"));
+  const pid_t pid = start({"-n", "1", "--log-dir", logs, "--", "sh", "-c", "touch $F/ready; until [ -e $F/go ]; do sleep 0.05; done"});
+  wait_for({"ready"});
+  const std::filesystem::path kept = folder_ / "kept";
+  std::filesystem::create_directories(kept);
+  launch::SpawnOptions second{.command = {WEFT_BINARY, "run", "-n", "1", "--log-dir", logs, "--", "true"},
+                              .environment = launch::process_environment()};
+  second.stderr_fd = ::open((kept / "err").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  int status = 0;
+  ::waitpid(launch::spawn(second), &status, 0);
+  ::close(second.stderr_fd);
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_THAT(read_text(kept / "err"), HasSubstr("another weft run writes its logs there"));
+  std::ofstream(folder_ / "go") << "";
+  EXPECT_EQ(finish(pid).code, 0);
+}
+
+// Before the ranks are up, in the middle of their start, and before they have handlers of their own.
+TEST_F(WeftRun, AnInterruptAtAnyMomentOfTheStartEndsEverything) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    for (const std::string moment : {"", "logs", "logs/rank-2.log", "up0", "up2"}) {
+      for (const char* name : {"logs", "up0", "up1", "up2"}) std::filesystem::remove_all(folder_ / name);
+      const pid_t pid = start({"-n", "3", "--log-dir", (folder_ / "logs").string(), "--", "sh", "-c",
+                               "echo $$ > $F/up$RANK.new; mv $F/up$RANK.new $F/up$RANK; exec sleep 1000"});
+      if (!moment.empty()) wait_for({moment});
+      ::kill(pid, signal);
+      EXPECT_EQ(finish(pid).code, 128 + signal) << moment;
+      for (const char* rank : {"up0", "up1", "up2"}) {
+        if (std::filesystem::exists(folder_ / rank)) wait_for_end(pid_in(rank));
+      }
+    }
+  }
 }
 
 TEST_F(WeftRun, WrongUseIsExplained) {
