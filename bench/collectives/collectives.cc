@@ -76,6 +76,7 @@ struct Measured {
 
 Measured measure(const weft::Comm& comm, const std::function<void()>& body, double budget) {
   constexpr int kBatches = 7;
+  constexpr int64_t kMostCalls = 10'000'000;
   const auto timed = [&](int64_t calls) {
     comm.barrier();
     const auto start = Clock::now();
@@ -84,7 +85,7 @@ Measured measure(const weft::Comm& comm, const std::function<void()>& body, doub
   };
   body();
   const double estimate = timed(2);  // the same on all ranks, so that all make the same number of calls
-  const int64_t each = std::clamp<int64_t>(static_cast<int64_t>(budget / kBatches / estimate), 1, 20'000);
+  const int64_t each = std::clamp<int64_t>(static_cast<int64_t>(budget / kBatches / estimate), 1, kMostCalls);
   std::vector<double> times;
   for (int b = 0; b < kBatches; ++b) times.push_back(timed(each));
   std::sort(times.begin(), times.end());

@@ -32,7 +32,11 @@ Call begin(CommState& comm, const Subject& subject) {
                                       .dtype = subject.tensor ? static_cast<int8_t>(subject.tensor->scalar_type()) : int8_t{-1},
                                       .op = subject.op},
                                      call.start);
-  message ? static_cast<void>(++record.messages) : static_cast<void>(++record.progress->started);
+  if (message) {
+    ++record.messages;
+  } else {
+    record.progress->started.store(call.sequence + 1, std::memory_order_relaxed);  // only this rank's calls write it
+  }
   auto& count = record.traffic[static_cast<size_t>(subject.op)];
   ++count.calls;
   count.bytes += subject.bytes;

@@ -1,6 +1,7 @@
 // What every call of a Comm does around the back end's: checks for earlier failures, log, counts, cross-check, errors.
 #pragma once
 
+#include "weft/comm/local/op.h"
 #include "weft/comm/state.h"
 
 namespace weft::detail {
@@ -34,6 +35,19 @@ Work launch(const std::shared_ptr<CommState>& comm, const Call& call, std::vecto
   } catch (...) {
     rethrow_as_comm_error(*comm, call);
   }
+  return Work(std::make_shared<WorkState>(comm, std::move(flight)));
+}
+
+/// The same for the local back end: `start` returns the engine's call, which keeps its tensors alive.
+template <class F>
+Work launch_local(const std::shared_ptr<CommState>& comm, const Call& call, F&& start) {
+  Flight flight{.call = call};
+  try {
+    flight.op = start();
+  } catch (...) {
+    rethrow_as_comm_error(*comm, call);
+  }
+  if (flight.op->released) return finished(*comm, call);  // all peers had come before: no handle is needed
   return Work(std::make_shared<WorkState>(comm, std::move(flight)));
 }
 

@@ -6,6 +6,7 @@
 #include "weft/comm/check.h"
 #include "weft/comm/cross_check.h"
 #include "weft/comm/gloo.h"
+#include "weft/comm/local/local.h"
 #include "weft/comm/wire.h"
 
 namespace weft {
@@ -17,9 +18,17 @@ using detail::CommOp;
 using detail::CommState;
 using detail::finished;
 using detail::launch;
+using detail::launch_local;
 
-std::chrono::milliseconds backend_timeout(const CommState& comm) {
-  return comm.local ? comm.timeout : detail::kBackgroundTimeout;
+local::Reduce to_local(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum: return local::Reduce::sum;
+    case ReduceOp::avg: return local::Reduce::avg;
+    case ReduceOp::min: return local::Reduce::min;
+    case ReduceOp::max: return local::Reduce::max;
+    case ReduceOp::product: return local::Reduce::product;
+  }
+  return local::Reduce::none;
 }
 
 void copy_part(const at::Tensor& to, const at::Tensor& from) {
@@ -47,8 +56,9 @@ Work Comm::all_reduce(at::Tensor tensor, ReduceOp op) const {
   const Call call = begin(comm, {.op = CommOp::all_reduce, .tensor = &tensor, .bytes = bytes, .sent = 2 * (n - 1) * bytes / n,
                                  .reduce = op});
   if (nothing_to_move(comm, tensor)) return finished(comm, call);
+  if (comm.local) return launch_local(state_, call, [&] { return comm.local->start_all_reduce(tensor, to_local(op), comm.timeout); });
   c10d::AllreduceOptions options;
-  options.timeout = backend_timeout(comm);
+  options.timeout = detail::kBackgroundTimeout;
   options.reduceOp = detail::to_c10d(op);
   if (!comm.gloo) {
     std::vector<at::Tensor> tensors{tensor};
@@ -76,8 +86,9 @@ Work Comm::all_gather(at::Tensor out, at::Tensor in) const {
     for (int r = 0; r < n && in.numel() > 0; ++r) copy_part(out.view({n, -1}).select(0, r), in.view({-1}));
     return finished(comm, call);
   }
+  if (comm.local) return launch_local(state_, call, [&] { return comm.local->start_all_gather(out, in, comm.timeout); });
   c10d::AllgatherOptions options;
-  options.timeout = backend_timeout(comm);
+  options.timeout = detail::kBackgroundTimeout;
   at::Tensor wire_out = comm.gloo ? detail::as_bytes(out) : out;
   at::Tensor wire_in = comm.gloo ? detail::as_bytes(in) : in;
   return launch(state_, call, {out, in}, [&] { return comm.backend->_allgather_base(wire_out, wire_in, options); });
@@ -99,9 +110,12 @@ Work Comm::reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) const {
     if (in.numel() > 0) copy_part(out.view({-1}), in.view({n, -1}).select(0, rank()));
     return finished(comm, call);
   }
+  if (comm.local) {
+    return launch_local(state_, call, [&] { return comm.local->start_reduce_scatter(out, in, to_local(op), comm.timeout); });
+  }
   if (!comm.gloo) {
     c10d::ReduceScatterOptions options;
-    options.timeout = backend_timeout(comm);
+    options.timeout = detail::kBackgroundTimeout;
     options.reduceOp = detail::to_c10d(op);
     return launch(state_, call, {out, in}, [&] { return comm.backend->_reduce_scatter_base(out, in, options); });
   }
@@ -148,8 +162,11 @@ Work Comm::all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_ro
     return finished(comm, call);
   }
   if (comm.core->debug_level >= 2) detail::cross_check_rows(comm, call, out_rows, in_rows);
+  if (comm.local) {
+    return launch_local(state_, call, [&] { return comm.local->start_all_to_all(out, in, out_rows, in_rows, comm.timeout); });
+  }
   c10d::AllToAllOptions options;
-  options.timeout = backend_timeout(comm);
+  options.timeout = detail::kBackgroundTimeout;
   at::Tensor wire_out = out;
   at::Tensor wire_in = in;
   if (comm.gloo) {
@@ -171,8 +188,9 @@ Work Comm::broadcast(at::Tensor tensor, int root) const {
   const Call call = begin(comm, {.op = CommOp::broadcast, .tensor = &tensor, .peer = root, .bytes = bytes_of(tensor),
                                  .sent = bytes_of(tensor)});
   if (nothing_to_move(comm, tensor)) return finished(comm, call);
+  if (comm.local) return launch_local(state_, call, [&] { return comm.local->start_broadcast(tensor, root, comm.timeout); });
   c10d::BroadcastOptions options;
-  options.timeout = backend_timeout(comm);
+  options.timeout = detail::kBackgroundTimeout;
   options.rootRank = root;
   std::vector<at::Tensor> tensors{comm.gloo ? detail::as_bytes(tensor) : tensor};
   return launch(state_, call, {tensor}, [&] { return comm.backend->broadcast(tensors, options); });
@@ -185,6 +203,7 @@ Work Comm::send(at::Tensor tensor, int peer) const {
   const Call call = begin(comm, {.op = CommOp::send, .tensor = &tensor, .peer = peer, .bytes = bytes_of(tensor),
                                  .sent = bytes_of(tensor)});
   if (nothing_to_move(comm, tensor)) return finished(comm, call);
+  if (comm.local) return launch_local(state_, call, [&] { return comm.local->start_send(tensor, peer, comm.timeout); });
   std::vector<at::Tensor> tensors{comm.gloo ? detail::as_bytes(tensor) : tensor};
   return launch(state_, call, {tensor}, [&] { return pollable(comm, comm.backend->send(tensors, peer, 0)); });
 }
@@ -199,6 +218,7 @@ Work Comm::recv(at::Tensor tensor, int peer) const {
     tensor.variable_data().zero_();
     return finished(comm, call);
   }
+  if (comm.local) return launch_local(state_, call, [&] { return comm.local->start_recv(tensor, peer, comm.timeout); });
   std::vector<at::Tensor> tensors{comm.gloo ? detail::as_bytes(tensor) : tensor};
   return launch(state_, call, {tensor}, [&] { return pollable(comm, comm.backend->recv(tensors, peer, 0)); });
 }
@@ -211,8 +231,12 @@ void Comm::barrier() const {
     finished(comm, call).wait();
     return;
   }
+  if (comm.local) {
+    launch_local(state_, call, [&] { return comm.local->start_barrier(comm.timeout); }).wait();
+    return;
+  }
   c10d::BarrierOptions options;
-  options.timeout = backend_timeout(comm);
+  options.timeout = detail::kBackgroundTimeout;
   launch(state_, call, {}, [&] { return comm.backend->barrier(options); }).wait();
 }
 

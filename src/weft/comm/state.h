@@ -21,6 +21,7 @@
 
 namespace weft::local {
 class LocalGroup;
+struct Op;
 }
 
 namespace weft::detail {
@@ -52,6 +53,7 @@ struct Call {
 /// A call in flight: the back end's work, and what remains to be done when that is complete.
 struct Flight {
   Call call;
+  std::shared_ptr<local::Op> op{};          // of the local back end, instead of `work`
   c10::intrusive_ptr<c10d::Work> work{};
   std::function<void()> finish;     // for instance: round the fp32 sum to the caller's bf16 tensor
   std::vector<at::Tensor> tensors;  // stay alive until the end

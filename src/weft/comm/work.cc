@@ -4,8 +4,10 @@
 
 #include <thread>
 
+#include "weft/comm/local/engine.h"
 #include "weft/comm/local/local.h"
 #include "weft/comm/state.h"
+#include "weft/core/cause.h"
 
 namespace weft {
 namespace detail {
@@ -82,8 +84,7 @@ void note_failure(CommState& comm, const Call& call, const CommFailure& failure)
 }
 
 void fail(CommState& comm, const Call& call, const std::string& symptom) {
-  const std::string first_line = symptom.substr(0, symptom.find('\n'));
-  const Cause cause = comm.core->transport->diagnose(comm.world_ranks, *comm.record->progress, call.sequence, first_line);
+  const Cause cause = comm.core->transport->diagnose(comm.world_ranks, *comm.record->progress, call.sequence, cause_line(symptom));
   CommFailure failure{.rank = comm.core->rank,
                       .group = comm.name,
                       .op = std::string(name_of(call.op)),
@@ -136,11 +137,11 @@ void WorkState::complete() {
 }
 
 bool WorkState::run_local(bool block, bool release) {
-  auto* work = static_cast<local::LocalWork*>(flight_.work.get());
+  const auto until = release ? local::Until::released : local::Until::complete;
   try {
     if (block) {
-      release ? work->wait_released() : static_cast<void>(work->wait());
-    } else if (!work->test()) {
+      comm_->local->wait(*flight_.op, until);
+    } else if (!comm_->local->test(*flight_.op, until)) {
       return false;
     }
   } catch (const CommError& e) {

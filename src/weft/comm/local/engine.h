@@ -84,6 +84,11 @@ class Engine {
   /// Returns when the call is that far. CommError when the world fails or `timeout` runs out (zero: the call's own).
   void wait(Op& op, Until until, std::chrono::milliseconds timeout);
 
+  /// Gives a sign of life. Only this rank writes it: no locked instruction is needed.
+  void live() {
+    auto& life = control_.page(rank()).life;
+    life.store(life.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
   /// Throws the failure of the world as this call's error.
   [[noreturn]] void raise(const CallName& name, std::chrono::steady_clock::time_point start) const;
   /// Peers that ended without saying goodbye, as far as the system tells.
@@ -96,6 +101,7 @@ class Engine {
   bool drive();
   void finish_or_raise(Op& op, Until until, std::chrono::steady_clock::time_point start);
   void sleep(Op& op, Until until);
+  void adapt(bool yielded);
   void wait_long(Op& op, Until until, std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point start);
   void send(int peer, const Parcel& parcel, const CallName& name, std::chrono::milliseconds timeout);
   Parcel receive(int peer, const std::string& key, const CallName& name, std::chrono::milliseconds timeout);
@@ -106,6 +112,7 @@ class Engine {
   SharedBlocks blocks_;
   bool enough_cores_;
   std::chrono::microseconds spin_;                        // how long a wait spins before it yields
+  int yielded_waits_ = 0;                                 // in a row
   std::vector<std::shared_ptr<Lane>> active_;             // lanes with calls in flight
   std::map<std::string, uint64_t> group_count_;           // how often a group of this name and ranks was created
   std::map<std::pair<int, std::string>, Parcel> parcels_; // came before anybody asked

@@ -142,7 +142,7 @@ void Engine::send(int peer, const Parcel& parcel, const CallName& name, millisec
 
 Parcel Engine::receive(int peer, const std::string& key, const CallName& name, milliseconds timeout) {
   const Clock::time_point start = Clock::now();
-  control_.page(rank()).life.fetch_add(1, std::memory_order_relaxed);
+  live();
   const auto take = [&](milliseconds patience) -> std::optional<Parcel> {
     if (auto found = parcels_.find({peer, key}); found != parcels_.end()) {
       Parcel parcel = std::move(found->second);

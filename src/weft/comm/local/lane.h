@@ -85,7 +85,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   bool run_round(Op& op);
   bool blocked(Op& op, Wait why, uint64_t target);
   bool blocked_on_slot(Op& op);
-  bool all_consumed(uint64_t target) const;
+  bool all_consumed(uint64_t target);
   bool release_done();
   void set_consumed(uint64_t value);
   void notify() const;
@@ -142,6 +142,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   uint64_t next_sequence_ = 0;
   std::deque<std::shared_ptr<Op>> queue_;       // not complete, oldest first
   std::deque<std::shared_ptr<Op>> unreleased_;  // complete, but peers still read their input
+  uint64_t consumed_seen_ = 0;                  // up to here all peers had consumed when this rank last looked
   size_t published_ = 0;                        // calls of queue_ that are published
   size_t filling_ = 0;                          // index in queue_ of the call whose input is being staged
   uint64_t slots_used_ = 0;                     // staging rounds promised so far

@@ -19,6 +19,7 @@ class Engine;  // a rank's side of the shared memory; free of torch types
 class Group;
 class Lane;
 struct Op;
+enum class Until;
 
 /// Handle of a call in flight. Calls of one rank come from one thread at a time; any of test(), wait() and released() drives
 /// every call of this rank in every group, so that waiting on one never starves another. A dropped handle is fine: the call
@@ -78,6 +79,24 @@ class LocalGroup : public c10d::Backend {
   /// Drives every call of this rank without blocking. Throws CommError once the world has failed.
   void progress();
 
+  // The calls as Comm makes them, without a handle of c10d's: the same checks and errors. The call keeps its tensors alive. Driven
+  // by test() and wait(); like a dropped LocalWork it goes on whenever this rank is inside any call.
+  using Timeout = std::chrono::milliseconds;  // zero: the group's
+  std::shared_ptr<Op> start_all_reduce(const at::Tensor& tensor, Reduce reduction, Timeout timeout);
+  std::shared_ptr<Op> start_all_gather(const at::Tensor& output, const at::Tensor& input, Timeout timeout);
+  std::shared_ptr<Op> start_reduce_scatter(const at::Tensor& output, const at::Tensor& input, Reduce reduction, Timeout timeout);
+  /// Splits count rows of dim 0; both empty: even.
+  std::shared_ptr<Op> start_all_to_all(const at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits,
+                                       const std::vector<int64_t>& input_splits, Timeout timeout);
+  std::shared_ptr<Op> start_broadcast(const at::Tensor& tensor, int root, Timeout timeout);
+  std::shared_ptr<Op> start_send(const at::Tensor& tensor, int destination, Timeout timeout, int tag = 0);
+  std::shared_ptr<Op> start_recv(const at::Tensor& tensor, int source, Timeout timeout, int tag = 0);
+  std::shared_ptr<Op> start_barrier(Timeout timeout);
+  /// Whether the call is that far; never blocks. Throws CommError once it or the world has failed.
+  bool test(Op& op, Until until);
+  /// Returns when the call is that far. Throws CommError.
+  void wait(Op& op, Until until);
+
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) override;
@@ -97,8 +116,8 @@ class LocalGroup : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override;
 
  private:
-  c10::intrusive_ptr<c10d::Work> launch(Lane& lane, std::shared_ptr<Op> op, c10d::OpType type, std::chrono::milliseconds timeout,
-                                        std::vector<at::Tensor> outputs);
+  std::shared_ptr<Op> launch(Lane& lane, std::shared_ptr<Op> op, Timeout timeout);
+  c10::intrusive_ptr<c10d::Work> work(std::shared_ptr<Op> op, c10d::OpType type, std::vector<at::Tensor> outputs);
   int member(int64_t rank, const char* role) const;
   int peer(int rank) const;
 

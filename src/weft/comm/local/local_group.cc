@@ -42,20 +42,20 @@ Dtype dtype_of(const at::Tensor& tensor) {
   }
 }
 
-Reduce reduction_of(const c10d::ReduceOp& op, const at::Tensor& tensor) {
-  Reduce reduction = Reduce::none;
+Reduce reduction_of(const c10d::ReduceOp& op) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
-    case c10d::ReduceOp::SUM: reduction = Reduce::sum; break;
-    case c10d::ReduceOp::AVG: reduction = Reduce::avg; break;
-    case c10d::ReduceOp::MIN: reduction = Reduce::min; break;
-    case c10d::ReduceOp::MAX: reduction = Reduce::max; break;
-    case c10d::ReduceOp::PRODUCT: reduction = Reduce::product; break;
+    case c10d::ReduceOp::SUM: return Reduce::sum;
+    case c10d::ReduceOp::AVG: return Reduce::avg;
+    case c10d::ReduceOp::MIN: return Reduce::min;
+    case c10d::ReduceOp::MAX: return Reduce::max;
+    case c10d::ReduceOp::PRODUCT: return Reduce::product;
     default: throw ConfigError("this reduction is not one of sum, avg, min, max, product");
   }
-  if (!can_reduce(dtype_of(tensor), reduction)) {
-    throw ConfigError(fmt::format("{} of {} cannot be reduced; convert the tensor", name_of(reduction), c10::toString(tensor.scalar_type())));
-  }
-  return reduction;
+}
+
+void check_reducible(const at::Tensor& tensor, Reduce reduction) {
+  if (can_reduce(dtype_of(tensor), reduction)) return;
+  throw ConfigError(fmt::format("{} of {} cannot be reduced; convert the tensor", name_of(reduction), c10::toString(tensor.scalar_type())));
 }
 
 void check_tensor(const at::Tensor& tensor, const char* role) {
@@ -88,15 +88,19 @@ void check_ratio(int64_t large, int64_t small, int size, const char* call) {
 
 char* data_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.data_ptr()); }
 
-/// A call whose size is that of `tensor`.
+/// Makes `op` a call whose size is that of `tensor`.
+void describe(TensorOp& op, Call call, const at::Tensor& tensor) {
+  op.call = call;
+  op.dtype = dtype_of(tensor);
+  op.bytes = tensor.nbytes();
+  op.count = op.dtype == Dtype::other ? op.bytes : static_cast<uint64_t>(tensor.numel());
+  op.first = tensor;
+  op.input = op.output = data_of(tensor);
+}
+
 std::shared_ptr<TensorOp> new_op(Call call, const at::Tensor& tensor) {
   auto op = std::make_shared<TensorOp>();
-  op->call = call;
-  op->dtype = dtype_of(tensor);
-  op->bytes = tensor.nbytes();
-  op->count = op->dtype == Dtype::other ? op->bytes : static_cast<uint64_t>(tensor.numel());
-  op->first = tensor;
-  op->input = op->output = data_of(tensor);
+  describe(*op, call, tensor);
   return op;
 }
 
@@ -130,11 +134,10 @@ LocalGroup::~LocalGroup() { group_.reset(); }
 const std::vector<int>& LocalGroup::world_ranks() const { return group_->info().world_ranks; }
 const std::string& LocalGroup::name() const { return group_->info().name; }
 
-c10::intrusive_ptr<c10d::Work> LocalGroup::launch(Lane& lane, std::shared_ptr<Op> op, c10d::OpType type, milliseconds timeout,
-                                                  std::vector<at::Tensor> outputs) {
+std::shared_ptr<Op> LocalGroup::launch(Lane& lane, std::shared_ptr<Op> op, milliseconds timeout) {
   op->timeout = timeout > milliseconds(0) ? timeout : timeout_;
   engine_->start(lane, op);
-  return c10::make_intrusive<LocalWork>(engine_, std::move(op), type, std::move(outputs));
+  return op;
 }
 
 at::Tensor LocalGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -153,32 +156,101 @@ at::Tensor LocalGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
 
 void LocalGroup::progress() { engine_->progress(); }
 
-c10::intrusive_ptr<c10d::Work> LocalGroup::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
-  auto op = new_op(Call::all_reduce, only(tensors));
-  op->reduction = reduction_of(opts.reduceOp, op->first);
-  return launch(group_->collectives(), std::move(op), c10d::OpType::ALLREDUCE, opts.timeout, tensors);
+bool LocalGroup::test(Op& op, Until until) { return engine_->test(op, until); }
+void LocalGroup::wait(Op& op, Until until) { engine_->wait(op, until, milliseconds(0)); }
+
+std::shared_ptr<Op> LocalGroup::start_all_reduce(const at::Tensor& tensor, Reduce reduction, milliseconds timeout) {
+  check_tensor(tensor, "tensor");
+  check_reducible(tensor, reduction);
+  auto op = new_op(Call::all_reduce, tensor);
+  op->reduction = reduction;
+  return launch(group_->collectives(), std::move(op), timeout);
 }
 
-c10::intrusive_ptr<c10d::Work> LocalGroup::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) {
-  auto op = new_op(Call::reduce, only(tensors));
-  op->reduction = reduction_of(opts.reduceOp, op->first);
-  op->root = member(opts.rootRank, "root");
-  return launch(group_->collectives(), std::move(op), c10d::OpType::REDUCE, opts.timeout, tensors);
-}
-
-c10::intrusive_ptr<c10d::Work> LocalGroup::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) {
-  auto op = new_op(Call::broadcast, only(tensors));
-  op->root = member(opts.rootRank, "root");
-  return launch(group_->collectives(), std::move(op), c10d::OpType::BROADCAST, opts.timeout, tensors);
-}
-
-c10::intrusive_ptr<c10d::Work> LocalGroup::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+std::shared_ptr<Op> LocalGroup::start_all_gather(const at::Tensor& output, const at::Tensor& input, milliseconds timeout) {
   check_pair(output, input);
   check_ratio(output.numel(), input.numel(), size_, "all_gather");
   auto op = new_op(Call::all_gather, input);
   op->second = output;
   op->output = data_of(output);
-  return launch(group_->collectives(), std::move(op), c10d::OpType::_ALLGATHER_BASE, opts.timeout, {output});
+  return launch(group_->collectives(), std::move(op), timeout);
+}
+
+std::shared_ptr<Op> LocalGroup::start_reduce_scatter(const at::Tensor& output, const at::Tensor& input, Reduce reduction,
+                                                     milliseconds timeout) {
+  check_pair(output, input);
+  check_ratio(input.numel(), output.numel(), size_, "reduce_scatter");
+  check_reducible(output, reduction);
+  auto op = new_op(Call::reduce_scatter, output);
+  op->reduction = reduction;
+  op->second = input;
+  op->input = data_of(input);
+  return launch(group_->collectives(), std::move(op), timeout);
+}
+
+std::shared_ptr<Op> LocalGroup::start_all_to_all(const at::Tensor& output, const at::Tensor& input,
+                                                 const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits,
+                                                 milliseconds timeout) {
+  check_pair(output, input);
+  auto op = new_op(Call::all_to_all, input);
+  op->count = 0;  // differs between ranks; what a rank sends is compared with what its peer expects
+  op->send_bytes = bytes_of_splits(input, input_splits, size_, "input");
+  op->receive_bytes = bytes_of_splits(output, output_splits, size_, "output");
+  op->second = output;
+  op->output = data_of(output);
+  return launch(group_->collectives(), std::move(op), timeout);
+}
+
+std::shared_ptr<Op> LocalGroup::start_broadcast(const at::Tensor& tensor, int root, milliseconds timeout) {
+  check_tensor(tensor, "tensor");
+  auto op = new_op(Call::broadcast, tensor);
+  op->root = member(root, "root");
+  return launch(group_->collectives(), std::move(op), timeout);
+}
+
+std::shared_ptr<Op> LocalGroup::start_send(const at::Tensor& tensor, int destination, milliseconds timeout, int tag) {
+  check_tensor(tensor, "tensor");
+  auto op = new_op(Call::message, tensor);
+  op->root = tag;
+  return launch(group_->outgoing(peer(destination)), std::move(op), timeout);
+}
+
+std::shared_ptr<Op> LocalGroup::start_recv(const at::Tensor& tensor, int source, milliseconds timeout, int tag) {
+  check_tensor(tensor, "tensor");
+  auto op = new_op(Call::message, tensor);
+  op->root = tag;
+  return launch(group_->incoming(peer(source)), std::move(op), timeout);
+}
+
+std::shared_ptr<Op> LocalGroup::start_barrier(milliseconds timeout) {
+  return launch(group_->collectives(), std::make_shared<Op>(), timeout);
+}
+
+// --- c10d's interface ------------------------------------------------------------------------------------------------------
+
+c10::intrusive_ptr<c10d::Work> LocalGroup::work(std::shared_ptr<Op> op, c10d::OpType type, std::vector<at::Tensor> outputs) {
+  return c10::make_intrusive<LocalWork>(engine_, std::move(op), type, std::move(outputs));
+}
+
+c10::intrusive_ptr<c10d::Work> LocalGroup::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
+  return work(start_all_reduce(only(tensors), reduction_of(opts.reduceOp), opts.timeout), c10d::OpType::ALLREDUCE, tensors);
+}
+
+c10::intrusive_ptr<c10d::Work> LocalGroup::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) {
+  auto op = new_op(Call::reduce, only(tensors));
+  op->reduction = reduction_of(opts.reduceOp);
+  check_reducible(op->first, op->reduction);
+  op->root = member(opts.rootRank, "root");
+  return work(launch(group_->collectives(), std::move(op), opts.timeout), c10d::OpType::REDUCE, tensors);
+}
+
+c10::intrusive_ptr<c10d::Work> LocalGroup::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& opts) {
+  const int root = member(opts.rootRank, "root");
+  return work(start_broadcast(only(tensors), root, opts.timeout), c10d::OpType::BROADCAST, tensors);
+}
+
+c10::intrusive_ptr<c10d::Work> LocalGroup::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+  return work(start_all_gather(output, input, opts.timeout), c10d::OpType::_ALLGATHER_BASE, {output});
 }
 
 c10::intrusive_ptr<c10d::Work> LocalGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -193,50 +265,34 @@ c10::intrusive_ptr<c10d::Work> LocalGroup::allgather(std::vector<std::vector<at:
     }
   }
   auto op = std::make_shared<ListGatherOp>();
-  static_cast<TensorOp&>(*op) = *new_op(Call::all_gather, input);
+  describe(*op, Call::all_gather, input);
   op->second = at::empty({size_, input.numel()}, input.options());
   op->parts = outputs[0];
   op->output = data_of(op->second);
-  return launch(group_->collectives(), std::move(op), c10d::OpType::ALLGATHER, opts.timeout, outputs[0]);
+  return work(launch(group_->collectives(), std::move(op), opts.timeout), c10d::OpType::ALLGATHER, outputs[0]);
 }
 
 c10::intrusive_ptr<c10d::Work> LocalGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                                 const c10d::ReduceScatterOptions& opts) {
-  check_pair(output, input);
-  check_ratio(input.numel(), output.numel(), size_, "reduce_scatter");
-  auto op = new_op(Call::reduce_scatter, output);
-  op->reduction = reduction_of(opts.reduceOp, output);
-  op->second = input;
-  op->input = data_of(input);
-  return launch(group_->collectives(), std::move(op), c10d::OpType::_REDUCE_SCATTER_BASE, opts.timeout, {output});
+  return work(start_reduce_scatter(output, input, reduction_of(opts.reduceOp), opts.timeout), c10d::OpType::_REDUCE_SCATTER_BASE,
+              {output});
 }
 
 c10::intrusive_ptr<c10d::Work> LocalGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                                          std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
-  check_pair(output, input);
-  auto op = new_op(Call::all_to_all, input);
-  op->count = 0;  // differs between ranks; what a rank sends is compared with what its peer expects
-  op->send_bytes = bytes_of_splits(input, input_splits, size_, "input");
-  op->receive_bytes = bytes_of_splits(output, output_splits, size_, "output");
-  op->second = output;
-  op->output = data_of(output);
-  return launch(group_->collectives(), std::move(op), c10d::OpType::ALLTOALL_BASE, opts.timeout, {output});
+  return work(start_all_to_all(output, input, output_splits, input_splits, opts.timeout), c10d::OpType::ALLTOALL_BASE, {output});
 }
 
 c10::intrusive_ptr<c10d::Work> LocalGroup::send(std::vector<at::Tensor>& tensors, int destination, int tag) {
-  auto op = new_op(Call::message, only(tensors));
-  op->root = tag;
-  return launch(group_->outgoing(peer(destination)), std::move(op), c10d::OpType::SEND, milliseconds(0), tensors);
+  return work(start_send(only(tensors), destination, milliseconds(0), tag), c10d::OpType::SEND, tensors);
 }
 
 c10::intrusive_ptr<c10d::Work> LocalGroup::recv(std::vector<at::Tensor>& tensors, int source, int tag) {
-  auto op = new_op(Call::message, only(tensors));
-  op->root = tag;
-  return launch(group_->incoming(peer(source)), std::move(op), c10d::OpType::RECV, milliseconds(0), tensors);
+  return work(start_recv(only(tensors), source, milliseconds(0), tag), c10d::OpType::RECV, tensors);
 }
 
 c10::intrusive_ptr<c10d::Work> LocalGroup::barrier(const c10d::BarrierOptions& opts) {
-  return launch(group_->collectives(), std::make_shared<TensorOp>(), c10d::OpType::BARRIER, opts.timeout, {});
+  return work(start_barrier(opts.timeout), c10d::OpType::BARRIER, {});
 }
 
 uint64_t LocalGroup::getSequenceNumberForGroup() { return group_->collectives().next_sequence(); }

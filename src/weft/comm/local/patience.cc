@@ -41,7 +41,7 @@ void Patience::check(const std::function<std::optional<HeldUp>()>& advance) {
   std::optional<HeldUp> now = advance();
   if (!now) return;
   page_.waiting_for.store(now->missing);
-  page_.life.fetch_add(1, std::memory_order_relaxed);
+  engine_.live();
   if (engine_.aborted()) {
     if (advance()) engine_.raise(name_, start_);
     return;
