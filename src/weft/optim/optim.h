@@ -5,7 +5,6 @@
 #include <torch/optim/sgd.h>
 
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -88,10 +87,7 @@ std::vector<OptimizerParamGroup> decay_matrices_only(const DataParallel& dp, Opt
   return decay_matrices_only(dp.parameters(), dp.shards(), std::move(options));
 }
 
-/// Whether `name` matches one of the patterns in "a|b": '*' stands for any characters.
-bool matches(std::string_view patterns, std::string_view name);
-
-/// dp.shards() in one group per rule, by the first rule whose patterns match the parameter's name: {{"*.norm.*|*.bias",
+/// dp.shards() in one group per rule, by the first rule whose patterns (core/pattern.h) match the parameter's name: {{"*.norm.*|*.bias",
 /// no_decay}, {"*", decay}}. Rules without parameters give no group. ConfigError for a parameter that no rule matches.
 std::vector<at::Tensor> matching(const DataParallel& dp, const std::vector<std::string>& rules, size_t rule);
 template <class Options>

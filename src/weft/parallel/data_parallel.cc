@@ -3,8 +3,11 @@
 #include <torch/nn/module.h>
 #include <torch/optim/lbfgs.h>
 
+#include <algorithm>
+
 #include "weft/comm/mesh.h"
 #include "weft/core/error.h"
+#include "weft/core/pattern.h"
 #include "weft/parallel/replicated_engine.h"
 #include "weft/parallel/sharded_engine.h"
 
@@ -18,6 +21,12 @@ std::vector<NamedTensor> named(const torch::OrderedDict<std::string, at::Tensor>
   std::vector<NamedTensor> list;
   for (const auto& item : dict) list.push_back({item.key(), item.value()});
   return list;
+}
+
+std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
+  std::vector<std::string> names;
+  for (const NamedTensor& t : tensors) names.push_back(t.name);
+  return names;
 }
 
 const torch::nn::Module& checked(const std::shared_ptr<torch::nn::Module>& module) {
@@ -55,8 +64,20 @@ DataParallelOptions on_mesh(const Mesh& mesh, DataParallelOptions options) {
   return options;
 }
 
+/// A rule that names no Unit is a slip of the keyboard.
+void check_unit_rules(const DataParallelOptions& options, const std::vector<UnitSpec>& units) {
+  for (const UnitOptions& rule : options.units) {
+    if (std::any_of(units.begin(), units.end(), [&](const UnitSpec& unit) { return matches(rule.units, unit.name); })) continue;
+    std::string known;
+    for (const UnitSpec& unit : units) known += (known.empty() ? "" : ", ") + unit.name;
+    throw ConfigError("DataParallelOptions::units has settings for '" + rule.units + "', and no Unit has such a name. The Units: " +
+                      (known.empty() ? "none" : known));
+  }
+}
+
 std::shared_ptr<Engine> make_engine(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
                                     const std::vector<UnitSpec>& units, Comm comm, DataParallelOptions options) {
+  check_unit_rules(options, units);
   // One rank has nothing to share out: the module stays as it is.
   const bool replicated = options.sharding == Sharding::none || comm.size() == 1;
   auto engine = replicated ? parallel::make_replicated_engine(std::move(parameters), std::move(buffers), std::move(comm), std::move(options))
@@ -78,10 +99,12 @@ Sharding sharding_of_zero(int64_t zero) {
 
 DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers, Comm comm,
                            DataParallelOptions options)
-    : engine_(make_engine(std::move(parameters), std::move(buffers), {}, std::move(comm), std::move(options))) {}
+    : names_(names_of(parameters)),
+      engine_(make_engine(std::move(parameters), std::move(buffers), {}, std::move(comm), std::move(options))) {}
 
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Comm comm, DataParallelOptions options)
-    : engine_(make_engine(named(checked(module).named_parameters()), named(checked(module).named_buffers()), units_of(checked(module)),
+    : names_(names_of(named(checked(module).named_parameters()))),
+      engine_(make_engine(named(checked(module).named_parameters()), named(checked(module).named_buffers()), units_of(checked(module)),
                           std::move(comm), std::move(options))) {}
 
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh, DataParallelOptions options)
@@ -116,10 +139,27 @@ void DataParallel::step(torch::optim::Optimizer& optimizer) {
   engine_->refresh();
 }
 
-DataParallel::Full::Full(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) { engine_->hold_full(); }
+DataParallel::Full::Full(std::shared_ptr<Engine> engine, const std::string& names)
+    : engine_(std::move(engine)), units_(engine_->hold_full(names)) {}
 DataParallel::Full::~Full() {
-  if (engine_) engine_->end_full();
+  if (engine_) engine_->end_full(units_);
 }
-DataParallel::Full DataParallel::gather_full() { return Full(engine_); }
+DataParallel::Full DataParallel::gather_full() { return {engine_, "*"}; }
+DataParallel::Full DataParallel::unsharded(const std::string& names) {
+  const Comm& ranks = comm();
+  settle();
+  const std::vector<std::string> all = ranks.all_gather_text(names);
+  for (int rank = 1; rank < ranks.size(); ++rank) {
+    if (all[static_cast<size_t>(rank)] == all[0]) continue;
+    throw ConfigError("unsharded() of '" + all[0] + "' on rank " + std::to_string(ranks.world_rank(0)) + " and of '" +
+                      all[static_cast<size_t>(rank)] + "' on rank " + std::to_string(ranks.world_rank(rank)) +
+                      ". Every rank names the same parameters");
+  }
+  if (std::none_of(names_.begin(), names_.end(), [&](const std::string& name) { return matches(names, name); })) {
+    throw ConfigError("unsharded() of '" + names + "': no parameter has such a name. The first is '" +
+                      (names_.empty() ? std::string() : names_.front()) + "'");
+  }
+  return {engine_, names};
+}
 
 }  // namespace weft

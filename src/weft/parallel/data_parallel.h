@@ -77,6 +77,16 @@ class Reshard {
   std::optional<int64_t> group_;
 };
 
+/// Settings of some Units that differ from those of the others; what is not set is as in DataParallelOptions.
+struct UnitOptions {
+  std::string units;  ///< names of Units, as named_modules() has them: "head|layers.*" (core/pattern.h)
+  /// Sharding::optimizer or gradients: their parameters stay whole on each rank. Sharding::parameters: sharded, also where the
+  /// others are not.
+  std::optional<Sharding> sharding;
+  std::optional<Reshard> reshard_after_forward;
+  std::optional<at::ScalarType> reduce_dtype;
+};
+
 struct DataParallelOptions {
   Sharding sharding = Sharding::none;
   /// Ranks that share one copy of what is sharded; 0 = all. Fewer: replicas x shards (HSDP, PyTorch's HYBRID_SHARD). Neighbouring
@@ -94,8 +104,11 @@ struct DataParallelOptions {
   /// Dtype in which gradients travel between the ranks (kBFloat16 halves the bytes of fp32); nullopt: as they are kept.
   /// Sums form in fp32. See reduce_as() for the error bound.
   std::optional<at::ScalarType> reduce_dtype;
-  /// Another way to reduce a bucket (compression of your own). Not together with reduce_dtype.
+  /// Another way to reduce a bucket (compression of your own) under Sharding::none. Not together with reduce_dtype.
   ReduceHook reduce_hook;
+  /// Exceptions for some Units; of a Unit's the first that names it counts. Not under Sharding::none. ConfigError for one that
+  /// names no Unit.
+  std::vector<UnitOptions> units;
   layout::BucketLimits bucket;
   /// false: reduce everything at the end of backward (to tell whether overlap matters; same numbers).
   bool overlap = true;
@@ -173,20 +186,25 @@ class DataParallel {
   /// Says that weights were not updated since the last synchronised backward: the next one adds to its gradients.
   void continue_accumulation();
 
-  /// While it lives, every parameter holds its full value on every rank, whatever the dial says; what is written into them
-  /// becomes part of the shards. Forward calls do not communicate, so ranks may do different numbers of them; backward
-  /// calls belong outside.
+  /// While it lives, parameters hold their full values on every rank, whatever the dial says; what is written into them becomes
+  /// part of the shards. Backward calls belong outside.
   class [[nodiscard]] Full {
    public:
-    explicit Full(std::shared_ptr<parallel::Engine> engine);
+    Full(std::shared_ptr<parallel::Engine> engine, const std::string& names);
     ~Full();
     Full(Full&&) noexcept = default;
 
    private:
     std::shared_ptr<parallel::Engine> engine_;
+    std::vector<size_t> units_;  // held by this scope
   };
-  /// Collective; the end of the scope is not.
+  /// Of all parameters. Forward calls then do not communicate, so ranks may do different numbers of them. Collective; the end
+  /// of the scope is not. Scopes may be nested.
   Full gather_full();
+  /// Of the Units that hold the parameters whose names match ("head.weight|layers.3.*", core/pattern.h): to read or write them
+  /// without gathering all. Other Units are gathered and released as ever. ConfigError, on every rank, when no parameter
+  /// matches or ranks name different ones. Collective; the end of the scope is not.
+  Full unsharded(const std::string& names);
 
   const Comm& comm() const;
   /// Calls and bytes of all groups that this engine communicates in, by operation.
@@ -197,6 +215,7 @@ class DataParallel {
   friend at::Tensor global_mean(const at::Tensor&, int64_t, const DataParallel&);
   void settle() const;
 
+  std::vector<std::string> names_;  // of all parameters
   std::shared_ptr<parallel::Engine> engine_;
 };
 

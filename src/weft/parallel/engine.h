@@ -37,8 +37,9 @@ class Engine {
   virtual std::map<std::string, TrafficCount> traffic() const { return comm().traffic(); }
   virtual void refresh() {}
   virtual void continue_accumulation() {}
-  virtual void hold_full() {}
-  virtual void end_full() {}
+  /// Gathers and keeps the Units with parameters whose names match; what it returns goes to end_full().
+  virtual std::vector<size_t> hold_full(const std::string& /*names*/) { return {}; }
+  virtual void end_full(const std::vector<size_t>& /*units*/) {}
 };
 
 }  // namespace weft::parallel

@@ -221,9 +221,19 @@ void FlatGroup::launch(GradientPool& pool, ReduceOp op) {
   launched_ = true;
   across_started_ = false;
   op_ = op;
-  reduction_ = reductions_.reduce_scatter(reduced(), full_gradients_, op);
-  if (buffer_ != nullptr) buffer_->last = reduction_;
+  start_reduction();
   if (!reduces_in_place()) give_back_buffer();
+}
+
+void FlatGroup::start_reduction() {
+  if (plan_.reduce_dtype.value_or(plan_.gradient_dtype) == plan_.gradient_dtype) {
+    reduction_ = reductions_.reduce_scatter(reduced(), full_gradients_, op_);
+    if (buffer_ != nullptr) buffer_->last = reduction_;
+    return;
+  }
+  const memory::Scope scope(memory::Category::communication);
+  wire_ = at::empty({shard_numel_}, shard_gradients_.options().dtype(*plan_.reduce_dtype));
+  reduction_ = reductions_.reduce_scatter(wire_, full_gradients_.to(*plan_.reduce_dtype), op_);
 }
 
 bool FlatGroup::reduction_done() {
@@ -235,7 +245,7 @@ bool FlatGroup::reduction_done() {
 void FlatGroup::start_across_replicas() {
   if (!launched_ || !has_gradients_ || std::exchange(across_started_, true)) return;
   reduction_.wait();  // its result, which only this rank touches: peers may go on reading their parts of the buffer
-  across_ = replicas_.all_reduce(reduced(), op_);
+  across_ = replicas_.all_reduce(wire_.defined() ? wire_ : reduced(), op_);
 }
 
 void FlatGroup::give_back_buffer() {
@@ -251,6 +261,11 @@ void FlatGroup::collect() {
   // released(), not only wait(): whoever clips or zeroes next writes here, and peers may still read.
   if (plan_.keep_full_gradients) reduction_.released();
   across_.released();
+  if (wire_.defined()) {
+    reduced().copy_(wire_);
+    wire_.reset();
+    reduction_ = across_ = {};  // they keep the tensors alive
+  }
   if (adds_) shard_gradients_.add_(plan_.keep_full_gradients ? earlier_ : own_part(full_gradients_));
   earlier_.reset();
   give_back_buffer();

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,7 @@ class FlatGroup {
     Residence residence = Residence::whole;
     bool keep_full_gradients = false;  ///< a full gradient buffer of its own for good (ZeRO-1)
     int64_t near = 0;                  ///< ranks that hold a copy between forward and backward; 0: no such copy
+    std::optional<at::ScalarType> reduce_dtype;  ///< in which gradients travel; nullopt: as they are kept
   };
 
   /// Moves the parameters (one dtype, one device) into the buffer with the values of rank 0 of all. Collective.
@@ -101,7 +103,8 @@ class FlatGroup {
   void begin_gradients(GradientPool& pool);
   void give_back_buffer();
   bool reduces_in_place() const { return adds_ || plan_.keep_full_gradients; }
-  /// Where launch() puts the reduced gradients.
+  void start_reduction();
+  /// Where the reduced gradients go.
   at::Tensor reduced() const { return reduces_in_place() ? own_part(full_gradients_) : shard_gradients_; }
   at::Tensor own_part(const at::Tensor& flat) const { return flat.narrow(0, comm_.rank() * shard_numel_, shard_numel_); }
   at::Tensor gradient_view(const FlatSlot& slot) const { return part_of(full_gradients_, slot.offset, slot.parameter); }
@@ -116,6 +119,7 @@ class FlatGroup {
   at::Tensor near_part_;        // [numel / near] from reshard() to the gather in backward
   at::Tensor full_gradients_;   // [numel] while there are unreduced gradients
   at::Tensor shard_gradients_;  // [shard_numel]; a part of full_gradients_ if those are kept
+  at::Tensor wire_;             // [shard_numel] reduced gradients in reduce_dtype, until collect()
   at::Tensor earlier_;          // copy of shard_gradients_ while the buffer is reused on top of them
   GradientPool::Buffer* buffer_ = nullptr;
   std::vector<FlatSlot> slots_;

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "weft/core/pattern.h"
 #include "weft/core/units.h"
+#include "weft/parallel/reduce_hook.h"
 
 namespace weft::parallel {
 namespace {
@@ -28,7 +30,31 @@ void check_reshard(const Reshard& reshard, int64_t shards, Findings& findings) {
                legal.empty() ? "use true or false" : fmt::format("legal values: {}, or true or false", fmt::join(legal, ", ")));
 }
 
+void check_wire(const std::string& where, std::optional<at::ScalarType> dtype, Findings& findings) {
+  if (dtype && !can_travel_as(*dtype)) findings.add(where, c10::toString(*dtype), kWireDtypes);
+}
+
+void check_rule(const UnitOptions& rule, const DataParallelOptions& o, int64_t shards, Findings& findings) {
+  const std::string where = "settings of Units '" + rule.units + "'";
+  if (o.sharding == Sharding::none) findings.add(where, "under Sharding::none no Unit has settings of its own", "leave them out, or choose what to shard");
+  if (rule.sharding == Sharding::none) {
+    findings.add(where, "Sharding::none for some Units", "the optimizer's state of all of them is sharded: Sharding::optimizer is the least");
+  }
+  if (rule.reshard_after_forward && rule.sharding.value_or(o.sharding) == Sharding::parameters) check_reshard(*rule.reshard_after_forward, shards, findings);
+  check_wire(where, rule.reduce_dtype, findings);
+}
+
 }  // namespace
+
+UnitSettings settings_of(const std::string& unit, const DataParallelOptions& o) {
+  UnitSettings settings{.sharding = o.sharding, .reshard = o.reshard_after_forward, .reduce_dtype = o.reduce_dtype};
+  const auto rule = std::ranges::find_if(o.units, [&](const UnitOptions& r) { return matches(r.units, unit); });
+  if (rule == o.units.end()) return settings;
+  settings.sharding = rule->sharding.value_or(settings.sharding);
+  settings.reshard = rule->reshard_after_forward.value_or(settings.reshard);
+  if (rule->reduce_dtype) settings.reduce_dtype = rule->reduce_dtype;
+  return settings;
+}
 
 void check_options(const DataParallelOptions& o, int64_t ranks, Findings& findings) {
   if (o.dp_shard != 0 && o.sharding == Sharding::none) {
@@ -39,16 +65,26 @@ void check_options(const DataParallelOptions& o, int64_t ranks, Findings& findin
     return findings.add("dp_shard", fmt::format("{} ranks do not divide into replicas of {}", ranks, o.dp_shard),
                         fmt::format("legal values: {}, or 0 for all", fmt::join(divisors(ranks), ", ")));
   }
-  if (o.sharding == Sharding::parameters) check_reshard(o.reshard_after_forward, o.dp_shard > 0 ? o.dp_shard : ranks, findings);
+  const int64_t shards = o.dp_shard > 0 ? o.dp_shard : ranks;
+  if (o.sharding == Sharding::parameters) check_reshard(o.reshard_after_forward, shards, findings);
+  check_wire("reduce_dtype", o.reduce_dtype, findings);
+  for (const UnitOptions& rule : o.units) check_rule(rule, o, shards, findings);
 }
 
 std::string describe(const DataParallelOptions& o) {
+  std::string units;
+  for (const UnitOptions& u : o.units) {
+    units += fmt::format("; units '{}': sharding {}, reshard_after_forward {}, reduce_dtype {}", u.units,
+                         u.sharding ? std::to_string(static_cast<int>(*u.sharding)) : "-",
+                         u.reshard_after_forward ? text_of(*u.reshard_after_forward) : "-", text_of(u.reduce_dtype));
+  }
   const char* buffers[] = {"broadcast", "average", "local"};
   return fmt::format("options sharding {}, dp_shard {}, reshard_after_forward {}, prefetch {}, grad_scale {}, buffers {}, gradient_dtype {}, "
-                     "reduce_dtype {}, reduce_hook {}, bucket {} and {} bytes",
+                     "reduce_dtype {}, reduce_hook {}, bucket {} and {} bytes{}",
                      static_cast<int>(o.sharding), o.dp_shard, text_of(o.reshard_after_forward), o.prefetch,
                      o.grad_scale == GradScale::sum ? "sum" : "mean_over_ranks", buffers[static_cast<int>(o.buffers)],
-                     text_of(o.gradient_dtype), text_of(o.reduce_dtype), o.reduce_hook ? "yes" : "no", o.bucket.bytes, o.bucket.last_bytes);
+                     text_of(o.gradient_dtype), text_of(o.reduce_dtype), o.reduce_hook ? "yes" : "no", o.bucket.bytes, o.bucket.last_bytes,
+                     units);
 }
 
 }  // namespace weft::parallel

@@ -24,11 +24,12 @@ Wire make_wire(const BucketReduction& call, at::ScalarType dtype) {
 
 }  // namespace
 
+bool can_travel_as(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kFloat || dtype == at::kDouble;
+}
+
 ReduceHook reduce_as(at::ScalarType dtype) {
-  if (dtype != at::kBFloat16 && dtype != at::kHalf && dtype != at::kFloat && dtype != at::kDouble) {
-    throw ConfigError(std::string("reduce_dtype is ") + c10::toString(dtype) +
-                      "; gradients travel as kBFloat16, kHalf, kFloat or kDouble");
-  }
+  if (!can_travel_as(dtype)) throw ConfigError(std::string("reduce_dtype is ") + c10::toString(dtype) + "; " + kWireDtypes);
   auto wires = std::make_shared<std::vector<Wire>>();
   return [wires, dtype](const BucketReduction& call) -> std::function<void()> {
     const at::NoGradGuard no_grad;

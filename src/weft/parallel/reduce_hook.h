@@ -22,6 +22,10 @@ struct BucketReduction {
 /// first is completed. Collectives must come in the same order on all ranks, so a hook must not decide by local values.
 using ReduceHook = std::function<std::function<void()>(const BucketReduction&)>;
 
+/// Whether gradients can be sent in `dtype`; else the user is told what they travel as.
+bool can_travel_as(at::ScalarType dtype);
+inline constexpr char kWireDtypes[] = "gradients travel as kBFloat16, kHalf, kFloat or kDouble";
+
 /// The hook behind DataParallelOptions::reduce_dtype; one for each DataParallel. Gradients are rounded to `wire` (a
 /// floating-point dtype), the sums form in fp32 (fp64 if wire is) and are rounded to `wire` once: a reduce-scatter and an
 /// all-gather in `wire`. With u = 2^-8 for bf16 (2^-11 for fp16, whose largest value is 65504), an element of the mean

@@ -16,6 +16,7 @@
 #include "weft/parallel/buffers.h"
 #include "weft/parallel/data_axes.h"
 #include "weft/parallel/gradient_hook.h"
+#include "weft/parallel/option_check.h"
 #include "weft/parallel/shard_owner.h"
 #include "weft/parallel/sharding_plan.h"
 #include "weft/parallel/unit_gathers.h"
@@ -35,9 +36,9 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
         options_(std::move(options)),
         op_(options_.grad_scale == GradScale::sum ? ReduceOp::sum : ReduceOp::avg),
         buffers_(std::move(buffers)) {
-    if (options_.reduce_hook || options_.reduce_dtype) {
-      throw ConfigError("reduce_hook and reduce_dtype change how gradients are all-reduced, and under Sharding::optimizer and above "
-                        "they are reduce-scattered. Leave them out, or use Sharding::none");
+    if (options_.reduce_hook) {
+      throw ConfigError("reduce_hook changes how gradients are all-reduced, and under Sharding::optimizer and above they are "
+                        "reduce-scattered. Use reduce_dtype, or Sharding::none");
     }
     ShardingPlan plan = plan_sharding(std::move(parameters), units, options_);
     check_same_model(plan.all, buffers_, options_, comm_);
@@ -109,12 +110,12 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
     for (FlatGroup* group : whole_) group->set_current();
   }
 
-  void hold_full() override {
+  std::vector<size_t> hold_full(const std::string& names) override {
     settle();
     refresh();
-    gathers_->hold_all();
+    return gathers_->hold(names);
   }
-  void end_full() override { gathers_->let_go(); }
+  void end_full(const std::vector<size_t>& units) override { gathers_->let_go(units); }
 
   UnitGathers& gathers() { return *gathers_; }
   void before_forward() {
@@ -224,7 +225,7 @@ void ShardedEngine::build(ShardingPlan& plan) {
   std::vector<ShardedUnit> units(plan.units.size());
   for (size_t u = 0; u < units.size(); ++u) {
     units[u].name = plan.units[u];
-    units[u].reshard_after_forward = options_.reshard_after_forward.after_forward();
+    units[u].reshard_after_forward = settings_of(plan.units[u], options_).reshard.after_forward();
   }
   std::unordered_map<const void*, at::Tensor> shard_of;
   int64_t largest = 0;

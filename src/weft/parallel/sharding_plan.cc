@@ -8,6 +8,7 @@
 
 #include "weft/layout/place.h"
 #include "weft/parallel/flat_view.h"
+#include "weft/parallel/option_check.h"
 
 namespace weft::parallel {
 namespace {
@@ -42,7 +43,20 @@ std::string key_of(const at::Tensor& p, const DataParallelOptions& options) {
   return p.toString() + c10::toString(gradient_dtype(p, options)) + (p.requires_grad() ? "" : " frozen");
 }
 
+/// A parameter that is not sharded, and the settings of the Unit around it.
+struct WholeMember {
+  NamedTensor parameter;
+  UnitSettings settings;
+};
+
+std::string key_of(const WholeMember& member, const DataParallelOptions& options) {
+  const auto& [p, settings] = member;
+  const auto reduce = settings.reduce_dtype.value_or(at::ScalarType::Undefined);
+  return key_of(p.tensor, options) + c10::toString(reduce) + std::to_string(static_cast<int>(settings.sharding));
+}
+
 void add_unit_groups(ShardingPlan& plan, int64_t unit, const std::vector<NamedTensor>& members, const DataParallelOptions& options) {
+  const UnitSettings settings = settings_of(plan.units[static_cast<size_t>(unit)], options);
   std::map<std::string, PlannedGroup> by_key;
   for (const NamedTensor& p : members) {
     PlannedGroup& group = by_key[key_of(p.tensor, options)];
@@ -51,24 +65,28 @@ void add_unit_groups(ShardingPlan& plan, int64_t unit, const std::vector<NamedTe
                   .gradient_dtype = gradient_dtype(p.tensor, options),
                   .trainable = p.tensor.requires_grad(),
                   .residence = Residence::released,
-                  .near = options.reshard_after_forward.group().value_or(0)};
+                  .near = settings.reshard.group().value_or(0),
+                  .reduce_dtype = settings.reduce_dtype};
     group.parameters.push_back(p);
   }
   for (auto& [key, group] : by_key) plan.groups.push_back(std::move(group));
 }
 
-void add_whole_groups(ShardingPlan& plan, const std::vector<NamedTensor>& members, const DataParallelOptions& options) {
+void add_whole_groups(ShardingPlan& plan, const std::vector<WholeMember>& members, const DataParallelOptions& options) {
   std::vector<layout::BucketItem> items;
-  for (const NamedTensor& p : members) {
-    items.push_back({.bytes = real_numel(p.tensor) * static_cast<int64_t>(c10::elementSize(gradient_dtype(p.tensor, options))),
-                     .key = key_of(p.tensor, options)});
+  for (const WholeMember& member : members) {
+    const at::Tensor& p = member.parameter.tensor;
+    items.push_back({.bytes = real_numel(p) * static_cast<int64_t>(c10::elementSize(gradient_dtype(p, options))),
+                     .key = key_of(member, options)});
   }
   for (const auto& bucket : layout::make_buckets(items, options.bucket)) {
     PlannedGroup group;
-    for (auto it = bucket.rbegin(); it != bucket.rend(); ++it) group.parameters.push_back(members[static_cast<size_t>(*it)]);
+    for (auto it = bucket.rbegin(); it != bucket.rend(); ++it) group.parameters.push_back(members[static_cast<size_t>(*it)].parameter);
+    const UnitSettings& settings = members[static_cast<size_t>(bucket.front())].settings;
     group.plan = {.label = "the module",
                   .gradient_dtype = gradient_dtype(group.parameters.front().tensor, options),
-                  .keep_full_gradients = options.sharding == Sharding::optimizer};
+                  .keep_full_gradients = settings.sharding == Sharding::optimizer,
+                  .reduce_dtype = settings.reduce_dtype};
     plan.groups.push_back(std::move(group));
   }
 }
@@ -84,13 +102,17 @@ ShardingPlan plan_sharding(std::vector<NamedTensor> parameters, const std::vecto
     fresh ? plan.all.push_back(std::move(p)) : keep_common(found->second, chain);
   }
   std::map<size_t, std::vector<NamedTensor>> in_unit;
-  std::vector<NamedTensor> whole;
+  std::vector<WholeMember> whole;
+  const UnitSettings outside{.sharding = options.sharding, .reshard = options.reshard_after_forward, .reduce_dtype = options.reduce_dtype};
   for (const NamedTensor& p : plan.all) {
     const Chain& chain = around.at(p.tensor.unsafeGetTensorImpl());
-    if (options.sharding == Sharding::parameters && !chain.empty()) {
+    const UnitSettings settings = chain.empty() ? outside : settings_of(units[chain.back()].name, options);
+    if (settings.sharding == Sharding::parameters && !chain.empty()) {
       in_unit[chain.back()].push_back(p);
+    } else if (p.tensor.requires_grad()) {
+      whole.push_back({p, settings});
     } else {
-      (p.tensor.requires_grad() ? whole : plan.untouched).push_back(p);
+      plan.untouched.push_back(p);
     }
   }
   for (const auto& [unit, members] : in_unit) {

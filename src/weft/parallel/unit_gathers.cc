@@ -2,10 +2,13 @@
 
 #include <algorithm>
 
+#include "weft/core/pattern.h"
+
 namespace weft::parallel {
 
 void UnitGathers::start(size_t k) {
-  // What stays gathered by its own rule is gathered on all ranks.
+  // What stays gathered by its own rule, or for a scope, is gathered on all ranks.
+  if (units_[k].held > 0) return;
   if (!units_[k].reshard_after_forward && holds(k) && !in_backward_) return;
   // Forward gathers from everybody: only at the turn to backward have all ranks left the same copies.
   for (FlatGroup* group : units_[k].groups) in_backward_ ? group->start_gather_near() : group->start_gather();
@@ -16,20 +19,20 @@ void UnitGathers::wait(size_t k) {
 }
 
 void UnitGathers::release(size_t k) {
-  if (held_) return;
+  if (units_[k].held > 0) return;
   units_[k].active = false;
   for (FlatGroup* group : units_[k].groups) group->release();
 }
 
 /// After a forward.
 void UnitGathers::reshard(size_t k) {
-  if (held_ || !units_[k].reshard_after_forward) return;
+  if (units_[k].held > 0 || !units_[k].reshard_after_forward) return;
   units_[k].active = false;
   for (FlatGroup* group : units_[k].groups) group->reshard();
 }
 
 void UnitGathers::begin_forward(size_t k) {
-  if (held_) return;
+  if (units_[k].held > 0) return;
   if (in_backward_) return begin_backward(k);  // recomputation: it belongs to the backward that runs
   if (!holds(k)) {
     if (k < next_) finish_forward();
@@ -44,7 +47,7 @@ void UnitGathers::begin_forward(size_t k) {
 }
 
 void UnitGathers::end_forward(size_t k) {
-  if (held_ || in_backward_) return;
+  if (units_[k].held > 0 || in_backward_) return;
   units_[k].active = false;
   reshard(k);
 }
@@ -72,7 +75,7 @@ void UnitGathers::start_back_to(int64_t k) {
 }
 
 void UnitGathers::begin_backward(size_t k) {
-  if (held_) return;
+  if (units_[k].held > 0) return;
   if (!in_backward_) turn_to_backward();
   const auto at = static_cast<int64_t>(k);
   if (!holds(k)) {
@@ -100,13 +103,17 @@ void UnitGathers::begin_backward(size_t k) {
 }
 
 void UnitGathers::gradient_landed(size_t k) {
-  if (held_) return;
+  if (units_[k].held > 0) return;
   ShardedUnit& unit = units_[k];
   if (++unit.landed >= unit.trainable && !unit.frozen) release(k);
 }
 
+bool UnitGathers::all_held() const {
+  return std::all_of(units_.begin(), units_.end(), [](const ShardedUnit& unit) { return unit.held > 0; });
+}
+
 void UnitGathers::end_backward() {
-  if (held_ || units_.empty()) return;
+  if (all_held()) return;
   if (!in_backward_) turn_to_backward();
   start_back_to(0);
   for (size_t j = 0; j < units_.size(); ++j) release(j);
@@ -115,28 +122,34 @@ void UnitGathers::end_backward() {
 }
 
 void UnitGathers::begin_without_use() {
-  if (!held_ && next_ > 0) finish_forward();
+  if (next_ > 0) finish_forward();
 }
 
-void UnitGathers::hold_all() {
-  if (held_ || units_.empty()) return;
+std::vector<size_t> UnitGathers::hold(const std::string& names) {
   if (in_backward_) end_backward();
   if (next_ > 0) finish_forward();
-  for (size_t j = 0; j < units_.size(); ++j) start(j);
-  for (size_t j = 0; j < units_.size(); ++j) wait(j);
-  // Here, because let_go() runs in a destructor: nobody reads the shards any more.
-  for (ShardedUnit& unit : units_) {
-    for (FlatGroup* group : unit.groups) group->settle();
+  std::vector<size_t> chosen;
+  for (size_t j = 0; j < units_.size(); ++j) {
+    const auto named = [&](const FlatSlot& slot) { return matches(names, slot.name); };
+    const auto has_named = [&](const FlatGroup* group) { return std::any_of(group->slots().begin(), group->slots().end(), named); };
+    if (std::any_of(units_[j].groups.begin(), units_[j].groups.end(), has_named)) chosen.push_back(j);
   }
-  held_ = true;
+  for (const size_t j : chosen) start(j);
+  for (const size_t j : chosen) {
+    wait(j);
+    // Here, because let_go() runs in a destructor: nobody reads the shards any more.
+    for (FlatGroup* group : units_[j].groups) group->settle();
+    ++units_[j].held;
+  }
+  return chosen;
 }
 
-void UnitGathers::let_go() {
-  if (!std::exchange(held_, false)) return;
-  for (ShardedUnit& unit : units_) {
-    for (FlatGroup* group : unit.groups) group->keep_written();
+void UnitGathers::let_go(const std::vector<size_t>& units) {
+  for (const size_t j : units) {
+    if (--units_[j].held > 0) continue;
+    for (FlatGroup* group : units_[j].groups) group->keep_written();
+    release(j);
   }
-  for (size_t j = 0; j < units_.size(); ++j) release(j);
 }
 
 }  // namespace weft::parallel

@@ -19,6 +19,7 @@ struct ShardedUnit {
   // State of this pass.
   bool active = false;    ///< inside its forward, or its backward has begun
   int64_t landed = 0;     ///< gradients since its backward began
+  int held = 0;           ///< scopes that keep it gathered; on all ranks the same
 };
 
 /// All ranks gather the same Units in the same order, whatever each of them uses: a forward pass goes through the Units in
@@ -41,9 +42,9 @@ class UnitGathers {
   /// A pass in which this rank uses nothing begins; end_backward() completes it.
   void begin_without_use();
 
-  /// Gathers everything and keeps it until let_go().
-  void hold_all();
-  void let_go();
+  /// Gathers the Units with a parameter whose name matches and keeps them until let_go() of what it returns.
+  std::vector<size_t> hold(const std::string& names);
+  void let_go(const std::vector<size_t>& units);
 
   bool in_backward() const { return in_backward_; }
 
@@ -53,6 +54,7 @@ class UnitGathers {
   void wait(size_t k);
   void release(size_t k);
   void reshard(size_t k);
+  bool all_held() const;
   void finish_forward();
   void turn_to_backward();
   void start_back_to(int64_t k);
@@ -60,7 +62,6 @@ class UnitGathers {
   std::vector<ShardedUnit> units_;
   int64_t prefetch_;
   bool in_backward_ = false;
-  bool held_ = false;
   size_t next_ = 0;         // forward: first Unit whose gather has not been started in this pass
   int64_t next_back_ = -1;  // backward: last Unit whose gather has not been started
   std::vector<bool> back_;  // Units that this backward pass gathers

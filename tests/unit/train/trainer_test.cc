@@ -239,7 +239,9 @@ TEST_F(Trainer, GradientAndReduceDtypesAreUsed) {
   config_.train.gradient_dtype = "auto";
   config_.train.reduce_dtype = "bf16";
   const Outcome sent = run_on(2, config_);
-  for (const Outcome* outcome : {&kept, &sent}) {
+  config_.parallel.zero = 3;
+  const Outcome scattered = run_on(2, config_);
+  for (const Outcome* outcome : {&kept, &sent, &scattered}) {
     EXPECT_NE(outcome->norms[3], usual.norms[3]);
     EXPECT_NEAR(outcome->losses.back(), usual.losses.back(), 0.05);
   }
