@@ -19,8 +19,11 @@ struct TransformerOptions {
   at::Device device = at::kCPU;
   uint64_t seed = 0;                  ///< initial weights and dropout masks
   nn::Kernels kernels = nn::Kernels::fused;
+  /// Parameters get no memory before DataParallel or weft::materialise makes their values, or a rank's part of them.
+  bool deferred = false;
 
   at::TensorOptions tensor() const { return at::TensorOptions(dtype).device(device); }
+  at::TensorOptions parameter() const { return deferred ? tensor().device(at::kMeta) : tensor(); }
 };
 
 /// What all blocks of a forward pass share besides the hidden states. Cheap to copy; holds nothing that needs gradients.

@@ -16,19 +16,19 @@ TransformerImpl::TransformerImpl(model::ModelSpec spec, TransformerOptions optio
   check_buildable(spec_, options_);
   const auto make_norm = [&](const char* name) {
     return register_module(
-        name, nn::Norm(spec_.hidden, spec_.norm, spec_.norm_bias, spec_.norm_eps, options_.kernels, options_.tensor()));
+        name, nn::Norm(spec_.hidden, spec_.norm, spec_.norm_bias, spec_.norm_eps, options_.kernels, options_.parameter()));
   };
-  tok = register_module("tok", Unit<nn::Embedding>(spec_.vocab, spec_.hidden, options_.tensor()));
+  tok = register_module("tok", Unit<nn::Embedding>(spec_.vocab, spec_.hidden, options_.parameter()));
   if (spec_.tied_head) tok->dissolve();
   if (spec_.position == model::PositionKind::learned)
-    pos = register_module("pos", nn::Embedding(spec_.context, spec_.hidden, options_.tensor()));
+    pos = register_module("pos", nn::Embedding(spec_.context, spec_.hidden, options_.parameter()));
   if (spec_.embedding_norm) tok_norm = make_norm("tok_norm");
   auto list = std::make_shared<torch::nn::Module>();
   for (int64_t layer = 0; layer < spec_.layers(); ++layer)
     layers.push_back(list->register_module(std::to_string(layer), Unit<Block>(spec_, layer, options_)));
   register_module("layers", list);
   norm = make_norm("norm");
-  if (!spec_.tied_head) head = register_module("head", Unit<nn::Linear>(spec_.hidden, spec_.vocab, false, options_.tensor()));
+  if (!spec_.tied_head) head = register_module("head", Unit<nn::Linear>(spec_.hidden, spec_.vocab, false, options_.parameter()));
   initialise();
 }
 
@@ -43,6 +43,7 @@ void TransformerImpl::initialise() {
     if (name != table[i].name || tensor.sizes() != at::IntArrayRef(table[i].shape))
       throw InternalError(fmt::format("parameter {} of the model is {}, the table has {}", i, name, table[i].name));
     if (!tensor.is_meta()) nn::init_parameter(name, table[i].init, options_.seed, 0, tensor.detach());
+    if (options_.deferred) nn::set_start_values(tensor, nn::rule_values(name, table[i].init, options_.seed));
   }
 }
 

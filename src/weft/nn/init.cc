@@ -30,7 +30,23 @@ void fill_normal(uint64_t seed, uint64_t stream, double std, int64_t begin, T* o
   }
 }
 
+class RuleValues final : public StartValues {
+ public:
+  RuleValues(std::string name, const model::InitRule& rule, uint64_t seed) : name_(std::move(name)), rule_(rule), seed_(seed) {}
+  void write(int64_t begin, at::Tensor part) const override { init_parameter(name_, rule_, seed_, begin, std::move(part)); }
+  std::string describe() const override { return fmt::format("seed {}, rule {}, std {}", seed_, static_cast<int>(rule_.kind), rule_.std); }
+
+ private:
+  std::string name_;
+  model::InitRule rule_;
+  uint64_t seed_;
+};
+
 }  // namespace
+
+std::shared_ptr<const StartValues> rule_values(std::string name, const model::InitRule& rule, uint64_t seed) {
+  return std::make_shared<RuleValues>(std::move(name), rule, seed);
+}
 
 void init_parameter(std::string_view name, const model::InitRule& rule, uint64_t seed, int64_t begin, at::Tensor slice) {
   if (rule.kind == model::InitRule::Kind::zeros) return void(slice.zero_());

@@ -9,14 +9,16 @@
 #include <sstream>
 
 #include "weft/core/error.h"
+#include "weft/nn/start_values.h"
 #include "weft/parallel/option_check.h"
 
 namespace weft::parallel {
 namespace {
 
 std::string describe(const char* kind, const NamedTensor& t) {
-  return fmt::format("{} '{}' [{}] {}{}", kind, t.name, fmt::join(t.tensor.sizes(), ", "),
-                     c10::toString(t.tensor.scalar_type()), t.tensor.requires_grad() ? "" : " frozen");
+  const auto deferred = nn::start_values(t.tensor);
+  return fmt::format("{} '{}' [{}] {}{}{}", kind, t.name, fmt::join(t.tensor.sizes(), ", "), c10::toString(t.tensor.scalar_type()),
+                     t.tensor.requires_grad() ? "" : " frozen", deferred ? " deferred: " + deferred->describe() : "");
 }
 
 /// Starts the text of a rank whose tensors cannot be wrapped; all ranks then throw.
@@ -64,6 +66,8 @@ Findings check_tensors(const std::vector<NamedTensor>& parameters, const std::ve
         findings.add(where, "is undefined", "leave it out");
       } else if (t.tensor.layout() != at::kStrided) {
         findings.add(where, "is sparse", "data parallelism takes dense tensors");
+      } else if (t.tensor.is_meta() && !nn::start_values(t.tensor)) {
+        findings.add(where, nn::kNoValues);
       } else if (!t.tensor.is_leaf()) {
         findings.add(where, "is the result of a computation", "wrap the leaf that it is computed from");
       }

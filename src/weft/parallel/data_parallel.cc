@@ -8,6 +8,7 @@
 #include "weft/comm/mesh.h"
 #include "weft/core/error.h"
 #include "weft/core/pattern.h"
+#include "weft/nn/start_values.h"
 #include "weft/parallel/replicated_engine.h"
 #include "weft/parallel/sharded_engine.h"
 
@@ -80,6 +81,10 @@ std::shared_ptr<Engine> make_engine(std::vector<NamedTensor> parameters, std::ve
   check_unit_rules(options, units);
   // One rank has nothing to share out: the module stays as it is.
   const bool replicated = options.sharding == Sharding::none || comm.size() == 1;
+  for (const NamedTensor& b : buffers) nn::materialise(b.tensor);
+  for (const NamedTensor& p : parameters) {
+    if (replicated) nn::materialise(p.tensor);
+  }
   auto engine = replicated ? parallel::make_replicated_engine(std::move(parameters), std::move(buffers), std::move(comm), std::move(options))
                            : parallel::make_sharded_engine(std::move(parameters), std::move(buffers), units, std::move(comm),
                                                            std::move(options));

@@ -33,23 +33,28 @@ FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, cons
   const layout::FlatPlan place = layout::place(numels, comm_.size());
   numel_ = place.numel;
   shard_numel_ = numel_ / comm_.size();
-  const auto options = parameters.front().tensor.options().requires_grad(false).dtype(
-      c10::toRealValueType(parameters.front().tensor.scalar_type()));
+  const at::Tensor& first = parameters.front().tensor;
+  const bool deferred = first.is_meta();
+  auto options = first.options().requires_grad(false).dtype(c10::toRealValueType(first.scalar_type()));
+  if (deferred) options = options.device(at::kCPU);
   const bool whole = plan_.residence == Residence::whole;
   memory_ = comm_.allocate({whole ? numel_ : shard_numel_}, c10::typeMetaToScalarType(options.dtype()));
   full_ = whole ? alias(memory_, 0, numel_) : at::empty({numel_}, options);
-  full_.zero_();
+  if (!deferred) full_.zero_();
+  std::vector<std::shared_ptr<const nn::StartValues>> rules;
   for (size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor parameter = parameters[i].tensor;
     const at::Tensor place_of = part_of(full_, place.offsets[i], parameter);
-    place_of.copy_(parameter);
-    parameter.set_data(place_of);
+    if (deferred) {
+      rules.push_back(nn::start_values(parameter));
+      nn::move_to_memory(parameter, place_of);
+    } else {
+      place_of.copy_(parameter);
+      parameter.set_data(place_of);
+    }
     slots_.push_back({.name = parameters[i].name, .parameter = parameter, .shard = {}, .shard_grad = {}, .offset = place.offsets[i]});
   }
-  axes.all.broadcast(full_, 0).released();
   shard_ = whole ? alias(memory_, comm_.rank() * shard_numel_, shard_numel_) : memory_;
-  if (!whole) shard_.copy_(own_part(full_));
-  make_shard_views();
   message_ = whole ? fmt::format("the parameters of {} ('{}' and {} more) are out of date: after backward each rank updates its own "
                                  "part of them. After a step of an optimizer that is not Weft's call refresh() on the DataParallel, or "
                                  "continue_accumulation() when there was no step",
@@ -58,6 +63,33 @@ FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, cons
                                  "holds its own part only. Read or write them inside DataParallel::gather_full(), and give the "
                                  "optimizer DataParallel::shards()",
                                  plan_.label, slots_.front().name, slots_.size() - 1);
+  deferred ? start_from_rules(rules) : start_from_first(axes.all);
+  make_shard_views();
+}
+
+void FlatGroup::start_from_first(const Comm& all) {
+  all.broadcast(full_, 0).released();
+  if (plan_.residence == Residence::released) shard_.copy_(own_part(full_));
+}
+
+void FlatGroup::start_from_rules(const std::vector<std::shared_ptr<const nn::StartValues>>& rules) {
+  if (plan_.residence == Residence::released) release();
+  shard_.zero_();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const OwnPart part = own_part_of(slots_[i]);
+    if (part.like.numel() == 0) continue;
+    const int64_t unit = part.like.is_complex() ? 2 : 1;
+    rules[i]->write((part.from - slots_[i].offset) / unit, part_of(shard_, part.from - comm_.rank() * shard_numel_, part.like));
+  }
+  if (plan_.residence == Residence::whole) comm_.all_gather(memory_, shard_).released();
+}
+
+FlatGroup::OwnPart FlatGroup::own_part_of(const FlatSlot& slot) const {
+  const int64_t begin = comm_.rank() * shard_numel_;
+  const int64_t from = std::clamp(slot.offset, begin, begin + shard_numel_);
+  const int64_t to = std::clamp(slot.offset + real_numel(slot.parameter), begin, begin + shard_numel_);
+  const int64_t numel = (to - from) / (slot.parameter.is_complex() ? 2 : 1);
+  return {from, at::empty({numel}, slot.parameter.options().device(at::kMeta).requires_grad(false))};
 }
 
 void FlatGroup::make_shard_views() {
@@ -70,10 +102,7 @@ void FlatGroup::make_shard_views() {
   }
   const int64_t begin = comm_.rank() * shard_numel_;
   for (FlatSlot& slot : slots_) {
-    const int64_t unit = slot.parameter.is_complex() ? 2 : 1;
-    const int64_t from = std::clamp(slot.offset, begin, begin + shard_numel_);
-    const int64_t to = std::clamp(slot.offset + real_numel(slot.parameter), begin, begin + shard_numel_);
-    const at::Tensor like = at::empty({(to - from) / unit}, slot.parameter.options().device(at::kMeta).requires_grad(false));
+    const auto [from, like] = own_part_of(slot);
     slot.shard = part_of(shard_, from - begin, like).requires_grad_(true);
     slot.shard_grad = part_of(shard_gradients_, shard_gradients_.storage_offset() + from - begin, like);
   }

@@ -3,10 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "weft/nn/start_values.h"
 #include "weft/parallel/data_axes.h"
 #include "weft/parallel/data_parallel.h"
 #include "weft/parallel/flat_view.h"
@@ -52,7 +54,8 @@ class FlatGroup {
     std::optional<at::ScalarType> reduce_dtype;  ///< in which gradients travel; nullopt: as they are kept
   };
 
-  /// Moves the parameters (one dtype, one device) into the buffer with the values of rank 0 of all. Collective.
+  /// Moves the parameters (one dtype, one device) into the buffer with the values of rank 0 of all. Of those without memory
+  /// (nn/start_values.h) each rank makes its own shard; what is released then never exists whole. Collective.
   FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, const DataAxes& axes);
 
   std::vector<FlatSlot>& slots() { return slots_; }
@@ -98,6 +101,14 @@ class FlatGroup {
 
  private:
   void make_shard_views();
+  void start_from_first(const Comm& all);
+  void start_from_rules(const std::vector<std::shared_ptr<const nn::StartValues>>& rules);
+  /// This rank's elements of the slot: a stretch of the flat buffer, and a tensor of their dtype without memory.
+  struct OwnPart {
+    int64_t from = 0;
+    at::Tensor like;
+  };
+  OwnPart own_part_of(const FlatSlot& slot) const;
   void check_home(const FlatSlot& slot) const;
   void keep_earlier();
   void begin_gradients(GradientPool& pool);

@@ -12,6 +12,7 @@
 
 #include "weft/autograd/backward_end.h"
 #include "weft/core/error.h"
+#include "weft/nn/start_values.h"
 #include "weft/parallel/agreement.h"
 #include "weft/parallel/buffers.h"
 #include "weft/parallel/data_axes.h"
@@ -44,7 +45,10 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
     check_same_model(plan.all, buffers_, options_, comm_);
     axes_ = make_data_axes(comm_, options_.dp_shard, near_groups(plan));
     build(plan);
-    for (NamedTensor& t : plan.untouched) broadcast_tensor(t.tensor, comm_);
+    for (NamedTensor& t : plan.untouched) {
+      nn::materialise(t.tensor);
+      broadcast_tensor(t.tensor, comm_);
+    }
     for (NamedTensor& t : buffers_) broadcast_tensor(t.tensor, comm_);
   }
 
@@ -232,6 +236,7 @@ void ShardedEngine::build(ShardingPlan& plan) {
   for (PlannedGroup& planned : plan.groups) {
     groups_.push_back(std::make_unique<FlatGroup>(planned.plan, planned.parameters, axes_));
     FlatGroup* group = groups_.back().get();
+    group->release();  // before the next is made: together they would be the whole model
     largest = std::max(largest, group->gradient_bytes());
     if (planned.plan.residence == Residence::whole) whole_.push_back(group);
     if (planned.unit >= 0) {
@@ -254,7 +259,6 @@ void ShardedEngine::build(ShardingPlan& plan) {
     parameters_.push_back(p);
   }
   gathers_ = std::make_unique<UnitGathers>(std::move(units), options_.prefetch);
-  for (const auto& group : groups_) group->release();
   unit_modules_ = plan.unit_modules;
 }
 

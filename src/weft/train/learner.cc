@@ -8,9 +8,11 @@ namespace {
 
 using memory::Category;
 
-models::Transformer make_model(const Job& job) {
+models::Transformer make_model(const Job& job, const Comm& comm) {
   const memory::Scope scope(Category::parameters);
   models::TransformerOptions options;
+  // No rank holds the whole model before it is sharded.
+  options.deferred = job.config.parallel.zero > 0 && comm.size() > 1;
   options.dtype = job.dtype;
   options.seed = static_cast<uint64_t>(job.config.train.seed);
   return models::Transformer(job.spec, options);
@@ -67,7 +69,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const config::OptimizerC
 }  // namespace
 
 Learner::Learner(const Job& job, const Comm& comm)
-    : model_(make_model(job)),
+    : model_(make_model(job, comm)),
       dp_(make_data_parallel(model_, comm, job)),
       optimizer_(make_optimizer(job.config.optimizer, dp_)),
       global_batch_(job.config.train.global_batch),
