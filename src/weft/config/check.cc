@@ -142,6 +142,16 @@ void check(const RunConfig& config, Findings& findings) {
                                                        "is a kind of", config.parallel.reshard_group),
                  "leave it out, or set them");
   }
+  constexpr double kMostAdamWRate = 1;  // each update moves every weight by about lr
+  if (config.optimizer.name == "adamw" && config.optimizer.lr > kMostAdamWRate) {
+    findings.add("optimizer.lr", fmt::format("{} with adamw, which moves every weight by about that in each update; at most {}",
+                                             config.optimizer.lr, kMostAdamWRate), "usual are 1e-5 to 1e-2");
+  }
+  constexpr double kLeastClipNorm = 1e-6;  // below it nothing is left of a gradient in fp32
+  if (config.optimizer.clip_norm > 0 && config.optimizer.clip_norm < kLeastClipNorm) {
+    findings.add("optimizer.clip_norm", fmt::format("{} would leave nothing of any gradient; at least {}", config.optimizer.clip_norm,
+                                                    kLeastClipNorm), "0 = no clipping, usual is 1");
+  }
   if (config.run.dir.empty()) findings.add("run.dir", "empty", "name a folder for the run's files");
   if (config.schedule.warmup > config.train.steps) {
     findings.add("schedule.warmup", fmt::format("{} steps of warm-up in a run of train.steps = {}",

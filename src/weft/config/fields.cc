@@ -14,6 +14,9 @@ namespace {
 constexpr double kMostLayers = 1e4, kMostHeads = 1e5, kMostWidth = 1e7, kMostTokens = 1e9, kMostBatch = 1e9, kMostSteps = 1e9;
 constexpr double kMostThreads = 1024, kMostGigabytes = 1e6;
 constexpr double kMostLossScale = 1e30;  // far from fp32's largest number
+/// Of numbers that set the size of a step: beyond these no published run goes, and none would learn.
+constexpr double kMostInitStd = 1, kMostLearningRate = 100, kMostEpsilon = 1, kMostDecay = 10, kMostNorm = 1e6, kMostTheta = 1e12;
+constexpr double kMostBucketMb = 1e6, kMostTimeout = 1e7;
 
 Rule any() {
   return {};
@@ -21,8 +24,8 @@ Rule any() {
 Rule at_least(double low) {
   return {.low = low};
 }
-Rule above(double low) {
-  return {.low = low, .low_allowed = false};
+Rule above(double low, double high) {
+  return {.low = low, .high = high, .low_allowed = false};
 }
 Rule between(double low, double high) {
   return {.low = low, .high = high};
@@ -46,8 +49,8 @@ std::vector<Field> make_fields() {
     {"model.vocab", "size of the vocabulary; 0 = the training data's. A preset's is used only when the data does not say one", between(0, kMostTokens), [](C& c) { return &c.model.vocab; }},
     {"model.context", "longest sequence the model can take; 0 = the preset's, or data.seq", between(0, kMostTokens), [](C& c) { return &c.model.context; }},
     {"model.tied_head", "whether the output projection is the embedding: yes, no, or auto = the preset's, or the family's habit (gpt2 yes, llama no)", one_of({"auto", "yes", "no"}), [](C& c) { return &c.model.tied_head; }},
-    {"model.rope_theta", "base of the rotary angles; 0 = the preset's, or 10000", at_least(0), [](C& c) { return &c.model.rope_theta; }},
-    {"model.init_std", "standard deviation of the initial weights (output projections of blocks: divided by sqrt(2 layers)); 0 = the preset's, or 0.02", at_least(0), [](C& c) { return &c.model.init_std; }},
+    {"model.rope_theta", "base of the rotary angles; 0 = the preset's, or 10000", between(0, kMostTheta), [](C& c) { return &c.model.rope_theta; }},
+    {"model.init_std", "standard deviation of the initial weights (output projections of blocks: divided by sqrt(2 layers)); 0 = the preset's, or 0.02", between(0, kMostInitStd), [](C& c) { return &c.model.init_std; }},
     {"model.dropout", "share of activations zeroed in training; the mask is a function of train.seed, step and place, whatever the layout", between(0, 0.99), [](C& c) { return &c.model.dropout; }},
 
     {"data.train", "token file to train on, made by `weft data prepare` (required)", any(), [](C& c) { return &c.data.train; }},
@@ -71,13 +74,13 @@ std::vector<Field> make_fields() {
     {"train.memory_limit_gb", "GiB that tensors of a rank may hold; a run that needs more ends with a table of what holds it. 0 = what the machine has", between(0, kMostGigabytes), [](C& c) { return &c.train.memory_limit_gb; }},
 
     {"optimizer.name", "adamw or sgd", one_of({"adamw", "sgd"}), [](C& c) { return &c.optimizer.name; }},
-    {"optimizer.lr", "peak learning rate", above(0), [](C& c) { return &c.optimizer.lr; }},
+    {"optimizer.lr", "peak learning rate; adamw: at most 1", above(0, kMostLearningRate), [](C& c) { return &c.optimizer.lr; }},
     {"optimizer.beta1", "adamw: decay of the first moment", between(0, 0.9999999), [](C& c) { return &c.optimizer.beta1; }},
     {"optimizer.beta2", "adamw: decay of the second moment", between(0, 0.9999999), [](C& c) { return &c.optimizer.beta2; }},
-    {"optimizer.eps", "adamw: added to the root of the second moment", above(0), [](C& c) { return &c.optimizer.eps; }},
+    {"optimizer.eps", "adamw: added to the root of the second moment", above(0, kMostEpsilon), [](C& c) { return &c.optimizer.eps; }},
     {"optimizer.momentum", "sgd: momentum", between(0, 0.9999999), [](C& c) { return &c.optimizer.momentum; }},
-    {"optimizer.weight_decay", "of matrices and embeddings; norms and biases have none", at_least(0), [](C& c) { return &c.optimizer.weight_decay; }},
-    {"optimizer.clip_norm", "largest global gradient norm; 0 = no clipping", at_least(0), [](C& c) { return &c.optimizer.clip_norm; }},
+    {"optimizer.weight_decay", "of matrices and embeddings; norms and biases have none", between(0, kMostDecay), [](C& c) { return &c.optimizer.weight_decay; }},
+    {"optimizer.clip_norm", "largest global gradient norm; 0 = no clipping, else at least 1e-6", between(0, kMostNorm), [](C& c) { return &c.optimizer.clip_norm; }},
 
     {"schedule.name", "learning rate after the warm-up: cosine, linear or constant", one_of({"cosine", "linear", "constant"}), [](C& c) { return &c.schedule.name; }},
     {"schedule.warmup",
@@ -87,9 +90,9 @@ std::vector<Field> make_fields() {
 
     {"layout.dp", "data-parallel ranks; 0 = all ranks", between(0, kMostSteps), [](C& c) { return &c.layout.dp; }},
     {"layout.backend", "what carries communication: auto, local (shared memory of one machine) or gloo (TCP)", one_of({"auto", "local", "gloo"}), [](C& c) { return &c.layout.backend; }},
-    {"layout.bucket_mb", "MiB of gradients that are reduced together during backward", above(0), [](C& c) { return &c.layout.bucket_mb; }},
-    {"layout.last_bucket_mb", "the same for the bucket that is ready last, which nothing hides", above(0), [](C& c) { return &c.layout.last_bucket_mb; }},
-    {"layout.timeout_s", "seconds without a sign of life from a peer after which a call fails", at_least(1), [](C& c) { return &c.layout.timeout_s; }},
+    {"layout.bucket_mb", "MiB of gradients that are reduced together during backward", above(0, kMostBucketMb), [](C& c) { return &c.layout.bucket_mb; }},
+    {"layout.last_bucket_mb", "the same for the bucket that is ready last, which nothing hides", above(0, kMostBucketMb), [](C& c) { return &c.layout.last_bucket_mb; }},
+    {"layout.timeout_s", "seconds without a sign of life from a peer after which a call fails", between(1, kMostTimeout), [](C& c) { return &c.layout.timeout_s; }},
 
     {"parallel.zero", "what the data-parallel ranks share out: 0 = nothing (DDP), 1 = the optimizer's state, 2 = gradients too, 3 = parameters too (FSDP). Same losses, less memory", between(0, 3), [](C& c) { return &c.parallel.zero; }},
     {"parallel.dp_shard", "zero >= 1: neighbouring ranks that share one copy of what is shared out; the other ranks hold further copies (HSDP). Divides the number of ranks; 0 = all ranks", between(0, kMostSteps), [](C& c) { return &c.parallel.dp_shard; }},

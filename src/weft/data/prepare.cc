@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "weft/config/tokenizer.h"
 #include "weft/core/error.h"
@@ -86,13 +87,22 @@ PrepareResult prepare(const PrepareOptions& options, const PrepareProgress& prog
   const int64_t val_tokens = std::llround(static_cast<double>(train.count()) * options.val_fraction);
   if (train.count() == val_tokens)
     throw ConfigError(fmt::format("no text to train on: {} bytes in all inputs", result.bytes));
+  std::optional<TokenWriter> val;
   if (val_tokens > 0) {
-    TokenWriter val(val_path, tokenizer->vocab(), tokenizer->id());
-    train.split_off(val_tokens, val);
-    val.finish();
+    val.emplace(val_path, tokenizer->vocab(), tokenizer->id());
+    train.split_off(val_tokens, *val);
+    val->seal();
     result.val_path = val_path;
   }
-  train.finish();
+  train.seal();
+  // Whoever stops us here leaves old files, none, or new ones, but never an old one beside a new one.
+  for (const std::string& old : {result.train_path, val_path}) {
+    if (fs::exists(old)) result.replaced.push_back(old);
+  }
+  fs::remove(val_path, failure);
+  if (failure) throw ConfigError(fmt::format("cannot replace {}: {}", val_path, failure.message()));
+  train.publish();
+  if (val) val->publish();
   result.train_tokens = train.count();
   result.val_tokens = val_tokens;
   return result;

@@ -64,7 +64,7 @@ class TokenFile {
 };
 
 /// Writes a token file as a stream. The file appears under its name when finish() returns; an unfinished writer removes
-/// what it wrote. Width: the smallest that holds vocab - 1.
+/// what it wrote. ConfigError when another process writes the same file. Width: the smallest that holds vocab - 1.
 class TokenWriter {
  public:
   TokenWriter(std::string path, int64_t vocab, std::string tokenizer);
@@ -76,12 +76,17 @@ class TokenWriter {
   void append(std::span<const uint32_t> tokens);
   /// Removes the last `count` tokens and returns them through `receive`, in order, in pieces.
   void split_off(int64_t count, TokenWriter& receive);
-  /// Header, fsync, rename.
+  /// seal(), then publish().
   void finish();
+  /// Header, checksum, fsync: all that can fail but the rename. Nothing can be appended any more.
+  void seal();
+  /// The sealed file appears under its name.
+  void publish();
 
   int64_t count() const { return info_.count; }
 
  private:
+  void open_partial();
   void flush();
   [[noreturn]] void fail(const std::string& doing) const;
 

@@ -1,5 +1,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -8,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "weft/core/error.h"
 #include "weft/data/token_file.h"
@@ -33,10 +36,26 @@ TokenWriter::TokenWriter(std::string path, int64_t vocab, std::string tokenizer)
   info_.width = width_for(vocab);
   info_.tokenizer = std::move(tokenizer);
   const auto header = encode_header(info_);
-  file_ = open(partial_path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file_ < 0) fail("create");
+  open_partial();
   buffer_.reserve(kBufferBytes);
   buffer_.assign(header.begin(), header.end());
+}
+
+// Locked, so that two writers do not mix their tokens. The file that was opened may have got its final name, or have been removed, by
+// the time it is locked: then it is no longer the partial one.
+void TokenWriter::open_partial() {
+  for (;;) {
+    file_ = open(partial_path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (file_ < 0) fail("create");
+    if (flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      close(std::exchange(file_, -1));
+      throw ConfigError(fmt::format("{}: another process is writing it; wait for that one, or give this one another folder", path_));
+    }
+    struct stat opened {}, named {};
+    if (fstat(file_, &opened) == 0 && stat(partial_path_.c_str(), &named) == 0 && opened.st_ino == named.st_ino) break;
+    close(std::exchange(file_, -1));
+  }
+  if (ftruncate(file_, 0) != 0) fail("empty");
 }
 
 TokenWriter::~TokenWriter() {
@@ -101,6 +120,11 @@ void TokenWriter::split_off(int64_t count, TokenWriter& receive) {
 }
 
 void TokenWriter::finish() {
+  seal();
+  publish();
+}
+
+void TokenWriter::seal() {
   flush();
   // Hashed from the file: split_off shortened it, and a streaming hash cannot forget.
   std::unique_ptr<XXH64_state_t, XXH_errorcode (*)(XXH64_state_t*)> state(XXH64_createState(), &XXH64_freeState);
@@ -119,6 +143,9 @@ void TokenWriter::finish() {
   if (pwrite(file_, header.data(), header.size(), 0) != static_cast<ssize_t>(header.size()))
     fail("write the header of");
   if (fsync(file_) != 0) fail("fsync");
+}
+
+void TokenWriter::publish() {
   if (std::rename(partial_path_.c_str(), path_.c_str()) != 0) fail("rename");
   close(file_);
   file_ = -1;

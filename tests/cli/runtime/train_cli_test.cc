@@ -22,6 +22,10 @@ using ::weft::testing::run_command;
 using ::weft::testing::TempDir;
 using ::weft::testing::weft_command;
 
+// Within the rules of the configuration, and yet too much for any model.
+const std::string kDiverging = "--set optimizer.name=sgd --set optimizer.lr=100 --set optimizer.momentum=0.99 --set optimizer.clip_norm=0 "
+                               "--set schedule.warmup=0 --set train.steps=200";
+
 /// A folder with token files and a configuration of a model that trains in seconds.
 class TrainCommand : public ::testing::Test {
  protected:
@@ -102,7 +106,7 @@ TEST_F(TrainCommand, AFailedOverwriteLosesNothingAndASuccessCleansUp) {
   ASSERT_EQ(train(1, "--set train.steps=2").exit_code, 0);
   const std::string weights = read_file(dir_ / "run/model.safetensors");
   ASSERT_FALSE(weights.empty());
-  EXPECT_EQ(train(1, "--set run.overwrite=true --set optimizer.lr=1e30 --set optimizer.clip_norm=0 --set schedule.warmup=0").exit_code, 2);
+  EXPECT_EQ(train(1, "--set run.overwrite=true " + kDiverging).exit_code, 2);
   EXPECT_EQ(read_file(dir_ / "run/model.safetensors.earlier"), weights);
   EXPECT_EQ(train(1, "--set run.overwrite=true --set train.steps=3").exit_code, 0);
   EXPECT_FALSE(std::filesystem::exists(dir_ / "run/model.safetensors.earlier"));
@@ -187,7 +191,7 @@ TEST_F(TrainCommand, ExplainedConfigurationIsAConfiguration) {
 }
 
 TEST_F(TrainCommand, DivergenceIsAnErrorThatNamesTheStep) {
-  const CommandResult result = train(1, "--set optimizer.lr=1e30 --set optimizer.clip_norm=0 --set schedule.warmup=0");
+  const CommandResult result = train(1, kDiverging);
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, ::testing::ContainsRegex("step [0-9]+: the (loss|gradient norm) is -?(nan|inf)"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "run/model.safetensors"));
@@ -222,6 +226,24 @@ TEST_F(TrainCommand, OutOfMemoryForStatesPointsToTheDial) {
   EXPECT_EQ(result.exit_code, 2) << result.err;
   EXPECT_THAT(result.err, HasSubstr("Largest lever: parallel.zero = 3 (now 0): every rank keeps a part"));
   EXPECT_THAT(train(2, small + " --set parallel.zero=3").err, Not(HasSubstr("Largest lever: parallel.zero")));
+}
+
+// Before the ranks are up, while they load libtorch and meet, and once they have handlers: the signal ends them by itself, or after
+// a step.
+TEST_F(TrainCommand, ASignalInTheFirstSecondEndsAllRanks) {
+  const std::string logs = dir_ / "logs";
+  for (const std::string& moment : {logs, logs + "/rank-1.log", std::string(dir_ / "run/events.jsonl")}) {
+    const CommandResult result = run_command(
+        "rm -rf " + logs + " " + (dir_ / "run") + "; " + WEFT_BINARY + " run -n 2 --log-dir " + logs + " -- " + WEFT_BINARY + " train " +
+        (dir_ / "run.toml") + " --set train.steps=1000000 & pid=$!; until [ -e " + moment +
+        " ]; do kill -0 $pid || exit 99; sleep 0.01; done; kill -TERM $pid; wait $pid");
+    if (result.exit_code == 0) {
+      EXPECT_THAT(result.out, HasSubstr("stopped after")) << moment;
+    } else {
+      EXPECT_EQ(result.exit_code, 128 + SIGTERM) << moment << ": " << result.err;
+      EXPECT_THAT(result.err, HasSubstr("was killed by signal 15 (SIGTERM)")) << moment;
+    }
+  }
 }
 
 TEST_F(TrainCommand, SignalEndsTheRunAfterAStepAndSavesTheWeights) {

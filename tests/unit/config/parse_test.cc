@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "tests/support/temp_dir.h"
+#include "weft/config/check.h"
 #include "weft/config/fields.h"
 
 namespace weft::config {
@@ -64,10 +65,31 @@ TEST(Parse, SyntaxErrorsHaveTheirPlace) {
 }
 
 TEST(Parse, NumbersMustBeFiniteAndInRange) {
-  EXPECT_THAT(problems("[optimizer]\nlr = nan\n"), ElementsAre(HasSubstr("nan is out of range (more than 0)")));
+  EXPECT_THAT(problems("[optimizer]\nlr = nan\n"), ElementsAre(HasSubstr("nan is out of range (more than 0, at most 100)")));
   EXPECT_THAT(problems("[optimizer]\nlr = 0\n"), ElementsAre(HasSubstr("0 is out of range")));
   EXPECT_THAT(problems("[optimizer]\nbeta1 = 1.0\n"), ElementsAre(HasSubstr("at least 0, at most")));
   EXPECT_THAT(problems("[data]\nshuffle = 1\n"), ElementsAre(HasSubstr("1 is no true or false")));
+}
+
+TEST(Parse, AbsurdStepsAreRefusedWithTheRule) {
+  EXPECT_THAT(problems("[model]\ninit_std = 2e4\n"), ElementsAre(HasSubstr("20000 is out of range (at least 0, at most 1)")));
+  EXPECT_THAT(problems("[optimizer]\nlr = 1e30\n"), ElementsAre(HasSubstr("1e+30 is out of range (more than 0, at most 100)")));
+  EXPECT_THAT(problems("[optimizer]\nclip_norm = 1e9\n"), ElementsAre(HasSubstr("out of range (at least 0, at most 1000000)")));
+  EXPECT_THAT(problems("[optimizer]\nweight_decay = 1e3\n"), ElementsAre(HasSubstr("out of range (at least 0, at most 10)")));
+  EXPECT_THAT(problems("[layout]\ntimeout_s = 1000000000000000000\n"), ElementsAre(HasSubstr("out of range (at least 1, at most")));
+  RunConfig config;
+  Findings findings;
+  config.data.train = "x";
+  config.optimizer.lr = 3;
+  config.optimizer.clip_norm = 1e-9;
+  check(config, findings);
+  EXPECT_THAT(lines(findings), ElementsAre(HasSubstr("3 with adamw, which moves every weight by about that"),
+                                           HasSubstr("1e-09 would leave nothing of any gradient; at least 1e-06")));
+  config.optimizer.name = "sgd";
+  config.optimizer.clip_norm = 0;
+  Findings none;
+  check(config, none);
+  EXPECT_TRUE(none.empty()) << none.text();
 }
 
 TEST(Override, TextNeedsNoQuotes) {

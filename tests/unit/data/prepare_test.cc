@@ -71,6 +71,36 @@ TEST(Prepare, EmptyInputsAreNamedAndDoNotEndTheJob) {
   EXPECT_EQ(text_of(result.val_path), "xt");
 }
 
+TEST(Prepare, EarlierFilesAreReplacedTogether) {
+  const TempDir dir;
+  const auto first = write(dir / "first", "0123456789"), second = write(dir / "second", "abcdefgh");
+  EXPECT_THAT(prepare({.inputs = {first}, .out = dir / "out", .val_fraction = 0.5}).replaced, ElementsAre());
+  const auto both = prepare({.inputs = {second}, .out = dir / "out", .val_fraction = 0.5});
+  EXPECT_THAT(both.replaced, ElementsAre(dir / "out/train.bin", dir / "out/val.bin"));
+  EXPECT_EQ(text_of(dir / "out/val.bin"), "efgh");
+  const auto one = prepare({.inputs = {first}, .out = dir / "out", .val_fraction = 0});
+  EXPECT_THAT(one.replaced, ElementsAre(dir / "out/train.bin", dir / "out/val.bin"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "out/val.bin")) << "validation would be on another text";
+  EXPECT_EQ(text_of(dir / "out/train.bin"), "0123456789");
+  EXPECT_THROW(prepare({.inputs = {write(dir / "empty", "")}, .out = dir / "out"}), ConfigError);
+  EXPECT_EQ(text_of(dir / "out/train.bin"), "0123456789");
+}
+
+TEST(Prepare, TwoAtATimeAreKeptApart) {
+  const TempDir dir;
+  TokenWriter busy(dir / "train.bin", 256, "bytes");
+  try {
+    prepare({.inputs = {write(dir / "text", "text")}, .out = dir.path(), .val_fraction = 0});
+    ADD_FAILURE() << "another writer is at work";
+  } catch (const ConfigError& e) {
+    EXPECT_THAT(e.what(), HasSubstr("another process is writing it"));
+  }
+  const std::vector<uint32_t> tokens{1, 2, 3};
+  busy.append(tokens);
+  busy.finish();
+  EXPECT_EQ(TokenFile::open(dir / "train.bin").count(), 3);
+}
+
 TEST(Prepare, ErrorsNameTheInputAndLeaveNoFiles) {
   const TempDir dir;
   const auto full = write(dir / "full", "text"), empty = write(dir / "empty", "");

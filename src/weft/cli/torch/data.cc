@@ -28,12 +28,17 @@ void run_prepare(const data::PrepareOptions& options, bool json) {
   });
   line.finish();
   for (const std::string& empty : result.empty_inputs) fmt::print(stderr, "weft: {} is empty\n", empty);
+  for (const std::string& old : result.replaced) {
+    const bool again = old == result.train_path || old == result.val_path;
+    fmt::print(stderr, "weft: an earlier {} was {}\n", old, again ? "replaced" : "removed: this preparation keeps nothing for validation");
+  }
   if (json) {
     fmt::print("{}\n", nlohmann::ordered_json{{"bytes", result.bytes},
                                               {"tokenizer", options.tokenizer},
                                               {"train", {{"path", result.train_path}, {"tokens", result.train_tokens}}},
                                               {"val", {{"path", result.val_path}, {"tokens", result.val_tokens}}},
-                                              {"empty_inputs", result.empty_inputs}}
+                                              {"empty_inputs", result.empty_inputs},
+                                              {"replaced", result.replaced}}
                            .dump(2));
     return;
   }
@@ -79,7 +84,7 @@ void run_inspect(const InspectOptions& options) {
 void add_prepare(CLI::App& data) {
   auto options = std::make_shared<data::PrepareOptions>();
   auto json = std::make_shared<bool>(false);
-  CLI::App* command = data.add_subcommand("prepare", "Make train.bin and val.bin from text");
+  CLI::App* command = data.add_subcommand("prepare", "Make train.bin and val.bin from text, in place of earlier ones");
   command->add_option("input", options->inputs, "text files, joined in this order; - is standard input")->required();
   command->add_option("--out", options->out, "folder for the token files")->required();
   command->add_option("--tokenizer", options->tokenizer, "bytes")->capture_default_str();
