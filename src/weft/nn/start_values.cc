@@ -1,6 +1,7 @@
 #include "weft/nn/start_values.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <utility>
 

@@ -89,7 +89,9 @@ TEST(UnitOptions, ReduceDtypeRoundsWhatTheySay) {
       const auto some = gradients_of(world, {.sharding = sharding_of_zero(zero), .units = {{.units = "a|c", .reduce_dtype = torch::kFloat}}});
       ASSERT_EQ(all.size(), reference.size());
       double worst = 0;
-      for (const auto& [name, exact] : reference) {
+      for (const auto& item : reference) {
+        const std::string& name = item.first;
+        const at::Tensor& exact = item.second;
         const auto error = [&](const at::Tensor& other) { return (other - exact).abs().max().item<double>() / exact.abs().max().item<double>(); };
         EXPECT_LT(error(all.at(name)), kRounded) << name;
         worst = std::max(worst, error(all.at(name)));
