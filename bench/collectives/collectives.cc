@@ -3,6 +3,7 @@
 // cell is measured on all back ends within the same second. Ranks are processes: the program starts itself once per rank.
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -33,6 +34,7 @@ struct Options {
   int64_t max_bytes = int64_t{256} << 20;
   int64_t factor = 4;
   double seconds = 0.2;  // per cell
+  bool pin = false;
   std::string json;
 };
 
@@ -92,11 +94,27 @@ Measured measure(const weft::Comm& comm, const std::function<void()>& body, doub
   return {times[kBatches / 2], times[0], each * kBatches};
 }
 
+/// Binds this thread to the rank's core. After the worlds are made: they count the cores that a rank may use.
+void pin_to_a_core(int rank) {
+  cpu_set_t usable, mine;
+  CPU_ZERO(&usable);
+  CPU_ZERO(&mine);
+  ::sched_getaffinity(0, sizeof usable, &usable);
+  int left = rank % CPU_COUNT(&usable);
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &usable) || left-- > 0) continue;
+    CPU_SET(core, &mine);
+    break;
+  }
+  ::sched_setaffinity(0, sizeof mine, &mine);
+}
+
 void run_rank(const Options& options, const std::string& result_file) {
   const auto timeout = std::chrono::minutes(5);
   const auto local = weft::World::init({.backend = weft::BackendKind::local, .timeout = timeout});
   const auto gloo = weft::World::init({.backend = weft::BackendKind::gloo, .timeout = timeout});
   const int n = local.size();
+  if (options.pin) pin_to_a_core(local.rank());
   struct Way {
     const char* name;
     const weft::Comm& comm;
@@ -168,6 +186,7 @@ int main(int argc, char** argv) {
   app.add_option("--max-bytes", options.max_bytes, "Largest size")->transform(CLI::AsSizeValue(false))->capture_default_str();
   app.add_option("--factor", options.factor, "From size to size")->check(CLI::Range(2, 1 << 20))->capture_default_str();
   app.add_option("--seconds", options.seconds, "Time of a cell")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_flag("--pin", options.pin, "Bind rank R to the R-th core: the kernel may leave ranks that yield to each other on one");
   app.add_option("--json", options.json, "Also write the figures to this file");
   app.footer("Example:\n  bench_collectives --ranks 2 --ops all_reduce --min-bytes 4 --max-bytes 64MiB --json out.json");
   CLI11_PARSE(app, argc, argv);

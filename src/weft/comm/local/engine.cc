@@ -29,12 +29,6 @@ constexpr int kFirstLooks = 10;
 /// Then yield: a futex wake-up costs 50-100 us, so that hand-overs of calls in full swing should not need one.
 constexpr microseconds kYield{2000};
 
-/// Two ranks that yield to each other stay on one core even beside an idle one: the kernel places those that wake up, not those
-/// that yield. So after so many waits in a row that ended behind a yield a rank sleeps once, for an instant. It costs a percent where
-/// the other cores are busy, and a hand-over is ten times faster where they are not.
-constexpr int kYieldedWaits = 2000;
-constexpr microseconds kInstant{50};
-
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -213,7 +207,7 @@ void Engine::wait(Op& op, Until until, milliseconds timeout) {
   for (Clock::time_point now = start; now < start + kYield; now = Clock::now()) {
     const bool moved = drive();
     if (reached(op, until)) {
-      if (enough_cores_) adapt(yielded);
+      if (enough_cores_) spin_ = yielded ? std::max(spin_ / 2, kSpinLeast) : std::min(spin_ * 2, kSpinMost);
       return;
     }
     if (aborted()) return finish_or_raise(op, until, start);
@@ -225,14 +219,6 @@ void Engine::wait(Op& op, Until until, milliseconds timeout) {
     }
   }
   wait_long(op, until, timeout.count() > 0 ? timeout : op.timeout, start);
-}
-
-void Engine::adapt(bool yielded) {
-  spin_ = yielded ? std::max(spin_ / 2, kSpinLeast) : std::min(spin_ * 2, kSpinMost);
-  yielded_waits_ = yielded ? yielded_waits_ + 1 : 0;
-  if (yielded_waits_ < kYieldedWaits) return;
-  yielded_waits_ = 0;
-  std::this_thread::sleep_for(kInstant);
 }
 
 void Engine::wait_long(Op& op, Until until, milliseconds timeout, Clock::time_point start) {

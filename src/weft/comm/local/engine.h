@@ -101,7 +101,6 @@ class Engine {
   bool drive();
   void finish_or_raise(Op& op, Until until, std::chrono::steady_clock::time_point start);
   void sleep(Op& op, Until until);
-  void adapt(bool yielded);
   void wait_long(Op& op, Until until, std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point start);
   void send(int peer, const Parcel& parcel, const CallName& name, std::chrono::milliseconds timeout);
   Parcel receive(int peer, const std::string& key, const CallName& name, std::chrono::milliseconds timeout);
@@ -112,7 +111,6 @@ class Engine {
   SharedBlocks blocks_;
   bool enough_cores_;
   std::chrono::microseconds spin_;                        // how long a wait spins before it yields
-  int yielded_waits_ = 0;                                 // in a row
   std::vector<std::shared_ptr<Lane>> active_;             // lanes with calls in flight
   std::map<std::string, uint64_t> group_count_;           // how often a group of this name and ranks was created
   std::map<std::pair<int, std::string>, Parcel> parcels_; // came before anybody asked
