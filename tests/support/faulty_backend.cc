@@ -22,13 +22,13 @@ struct Done final : c10d::Work {
 
 class FaultyBackend final : public c10d::Backend {
  public:
-  FaultyBackend(c10::intrusive_ptr<c10d::Backend> right, CommFault fault)
-      : c10d::Backend(right->getRank(), right->getSize()), right_(std::move(right)), fault_(fault) {}
+  FaultyBackend(c10::intrusive_ptr<c10d::Backend> right, CommFault fault, CommOps ops)
+      : c10d::Backend(right->getRank(), right->getSize()), right_(std::move(right)), fault_(fault), ops_(ops) {}
   const std::string getBackendName() const override { return "faulty"; }
 
   Work allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
     at::Tensor& tensor = tensors[0];
-    if (!strikes(tensor)) return right_->allreduce(tensors, options);
+    if (!strikes(tensor, CommOps::reductions)) return right_->allreduce(tensors, options);
     if (fault_ == CommFault::missing_reduce) return done();
     spoil_input(tensor);
     right_->allreduce(tensors, options)->wait();
@@ -38,7 +38,7 @@ class FaultyBackend final : public c10d::Backend {
   }
 
   Work _reduce_scatter_base(at::Tensor& out, at::Tensor& in, const c10d::ReduceScatterOptions& options) override {
-    if (!strikes(in)) return right_->_reduce_scatter_base(out, in, options);
+    if (!strikes(in, CommOps::reductions)) return right_->_reduce_scatter_base(out, in, options);
     at::Tensor sent = in.clone();
     if (fault_ == CommFault::wrong_rank_order) sent = parts_moved(sent);
     if (fault_ == CommFault::missing_reduce) {
@@ -53,7 +53,7 @@ class FaultyBackend final : public c10d::Backend {
   }
 
   Work _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& options) override {
-    if (!strikes(in)) return right_->_allgather_base(out, in, options);
+    if (!strikes(in, CommOps::gathers)) return right_->_allgather_base(out, in, options);
     if (fault_ == CommFault::missing_reduce) return done();
     at::Tensor sent = in.clone();
     spoil_input(sent);
@@ -75,8 +75,8 @@ class FaultyBackend final : public c10d::Backend {
 
  private:
   static Work done() { return c10::make_intrusive<Done>(); }
-  bool strikes(const at::Tensor& tensor) const {
-    return fault_ != CommFault::none && tensor.is_floating_point() && tensor.numel() > 1;
+  bool strikes(const at::Tensor& tensor, CommOps op) const {
+    return fault_ != CommFault::none && (ops_ == CommOps::all || ops_ == op) && tensor.is_floating_point() && tensor.numel() > 1;
   }
   void spoil_input(at::Tensor& tensor) const {
     at::Tensor flat = tensor.view({-1});
@@ -95,11 +95,12 @@ class FaultyBackend final : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Backend> right_;
   CommFault fault_;
+  CommOps ops_;
 };
 
 }  // namespace
 
-void on_faulty_threads(int ranks, CommFault fault, const std::function<void(World&)>& body) {
+void on_faulty_threads(int ranks, CommFault fault, const std::function<void(World&)>& body, CommOps ops) {
   auto worlds = local::LocalWorld::in_process(ranks);
   std::vector<int> all(static_cast<size_t>(ranks));
   for (int r = 0; r < ranks; ++r) all[static_cast<size_t>(r)] = r;
@@ -110,7 +111,7 @@ void on_faulty_threads(int ranks, CommFault fault, const std::function<void(Worl
     threads.emplace_back([&, r, mine = std::move(worlds[static_cast<size_t>(r)])] {
       try {
         const auto group = mine->create_group(all, "world", kTestTimeout);
-        World world = World::from_backend(c10::make_intrusive<FaultyBackend>(group, fault), {.timeout = kTestTimeout});
+        World world = World::from_backend(c10::make_intrusive<FaultyBackend>(group, fault, ops), {.timeout = kTestTimeout});
         body(world);
       } catch (const std::exception& e) {
         const std::lock_guard lock(mutex);

@@ -19,7 +19,10 @@ enum class CommFault {
   dropped_rank,         ///< the last rank's input counts as zeros
 };
 
+/// Which of them.
+enum class CommOps { all, reductions, gathers };
+
 /// Threads as ranks of the local back end with `fault`. The first exception of a rank ends the others and is rethrown.
-void on_faulty_threads(int ranks, CommFault fault, const std::function<void(World&)>& body);
+void on_faulty_threads(int ranks, CommFault fault, const std::function<void(World&)>& body, CommOps ops = CommOps::all);
 
 }  // namespace weft::testing

@@ -89,15 +89,15 @@ class UnitImpl<M, R(A...)> : public M, public UnitBase {
   auto around(F&& fn) -> std::invoke_result_t<F> {
     const std::shared_ptr<UnitHooks> hooks = this->hooks();
     if (!hooks) return fn();
-    hooks->before_forward();
+    UnitCall call(*hooks);
     if constexpr (std::is_void_v<std::invoke_result_t<F>>) {
       fn();
-      hooks->after_forward({});
+      call.returned({});
     } else {
       auto result = fn();
       std::vector<at::Tensor> tensors;
       collect_tensors(result, tensors);
-      hooks->after_forward(tensors);
+      call.returned(tensors);
       return result;
     }
   }

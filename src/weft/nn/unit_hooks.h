@@ -14,8 +14,29 @@ class UnitHooks {
   virtual ~UnitHooks() = default;
   /// The Unit's parameters are used from here on.
   virtual void before_forward() = 0;
-  /// `outputs`: the tensors that the call returned. Not called when the call throws.
+  /// `outputs`: the tensors that the call returned.
   virtual void after_forward(const std::vector<at::Tensor>& outputs) = 0;
+  /// Instead of after_forward() when the call throws. Must not throw, nor wait for other ranks.
+  virtual void forward_threw() = 0;
+};
+
+/// One call of a Unit.
+class UnitCall {
+ public:
+  explicit UnitCall(UnitHooks& hooks) : hooks_(hooks) { hooks_.before_forward(); }
+  UnitCall(const UnitCall&) = delete;
+  UnitCall& operator=(const UnitCall&) = delete;
+  ~UnitCall() {
+    if (!returned_) hooks_.forward_threw();
+  }
+  void returned(const std::vector<at::Tensor>& outputs) {
+    returned_ = true;
+    hooks_.after_forward(outputs);
+  }
+
+ private:
+  UnitHooks& hooks_;
+  bool returned_ = false;
 };
 
 /// The part of a Unit that does not depend on the user's module: who is told about its calls.

@@ -111,4 +111,50 @@ void check_same_model(const std::vector<NamedTensor>& parameters, const std::vec
   }
 }
 
+std::string moved_text(const std::string& name) {
+  return "parameter '" + name + "' was given other storage after it was wrapped in DataParallel (by to(), set_data() or a load that "
+         "replaces tensors). Move or load the module first, then wrap it";
+}
+
+std::string sparse_text(const std::string& name) {
+  return "parameter '" + name + "' has a sparse gradient, which data parallelism does not reduce. Use sparse = false for this embedding";
+}
+
+std::string find_refrozen(const std::vector<NamedTensor>& trainable, const std::vector<NamedTensor>& frozen) {
+  for (const NamedTensor& p : trainable) {
+    if (p.tensor.requires_grad()) continue;
+    return "parameter '" + p.name + "' was trainable when it was wrapped and is frozen now, which other ranks may not know. Freeze "
+           "before wrapping, or wrap again";
+  }
+  for (const NamedTensor& p : frozen) {
+    if (!p.tensor.requires_grad()) continue;
+    return "parameter '" + p.name + "' was frozen when it was wrapped and requires a gradient now, which is not reduced. Unfreeze "
+           "before wrapping, or wrap again";
+  }
+  return {};
+}
+
+void throw_step_fault(const StepFault& mine, uint64_t round, const Comm& comm) {
+  constexpr char kThrew = 't', kRule = 'r';
+  const std::string text = mine ? (mine.kind == StepFault::Kind::threw ? kThrew : kRule) + mine.text : std::string();
+  const std::vector<std::string> all = comm.all_gather_text(text);
+  if (mine.kind == StepFault::Kind::threw) return;
+  std::vector<int> threw;
+  std::string reasons;
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    const std::string& said = all[static_cast<size_t>(rank)];
+    if (said.empty()) continue;
+    if (said[0] == kRule) throw ConfigError(fmt::format("rank {}: {}", comm.world_rank(rank), said.substr(1)));
+    threw.push_back(comm.world_rank(rank));
+    if (said.size() > 1) reasons += fmt::format(". Rank {} found: {}", comm.world_rank(rank), said.substr(1));
+  }
+  throw CommError({.rank = comm.world_rank(comm.rank()),
+                   .group = comm.name(),
+                   .op = "backward",
+                   .sequence = round,
+                   .peers = threw,
+                   .cause = "backward threw there, so the gradients of this step were dropped on every rank. A program that catches it on "
+                            "all ranks may go on with the next step" + reasons});
+}
+
 }  // namespace weft::parallel

@@ -2,6 +2,7 @@
 
 #include "weft/core/error.h"
 #include "weft/layout/place.h"
+#include "weft/parallel/agreement.h"
 #include "weft/parallel/flat_view.h"
 
 namespace weft::parallel {
@@ -53,22 +54,17 @@ void Bucket::mark_ready(Slot& slot) {
   if (!std::exchange(slot.ready, true)) --missing_;
 }
 
-void Bucket::adopt_gradient(Slot& slot) {
-  if (slot.parameter.const_data_ptr() != slot.storage) {
-    throw ConfigError("parameter '" + slot.name + "' was given other storage after it was wrapped in DataParallel (by to(), "
-                      "set_data() or a load that replaces tensors). Move or load the module first, then wrap it");
-  }
+bool Bucket::adopt_gradient(Slot& slot) {
+  if (!slot.at_home()) throw ConfigError(moved_text(slot.name));
   at::Tensor& grad = slot.parameter.mutable_grad();
-  if (!grad.defined() || is_view_of(grad, slot.grad_view)) return;
-  if (grad.layout() != at::kStrided) {
-    throw ConfigError("parameter '" + slot.name + "' has a sparse gradient, which data parallelism does not reduce. Use "
-                      "sparse = false for this embedding");
-  }
+  if (!grad.defined() || is_view_of(grad, slot.grad_view)) return false;
+  if (grad.layout() != at::kStrided) throw ConfigError(sparse_text(slot.name));
   const at::NoGradGuard no_grad;
   work_.released();
   slot.grad_view.copy_(grad.detach());
   slot.reduced = false;
   grad = slot.grad_view;
+  return true;
 }
 
 void Bucket::launch(const Reduction& how, int64_t index) {

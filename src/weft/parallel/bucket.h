@@ -21,6 +21,8 @@ struct Slot {
   bool ready = false;     ///< its gradient of this round has landed
   bool reduced = false;   ///< the buffer holds a sum over the ranks, not this rank's gradient
   uint32_t version = 0;   ///< of grad_view when its bucket was launched: another one means that backward added to it since
+
+  bool at_home() const { return parameter.const_data_ptr() == storage; }
 };
 
 /// How buckets are reduced: all the same way.
@@ -38,6 +40,7 @@ class Bucket {
   Bucket(const std::vector<NamedTensor>& parameters, at::ScalarType gradient_dtype, const Comm& comm);
 
   std::vector<Slot>& slots() { return slots_; }
+  const std::vector<Slot>& slots() const { return slots_; }
   /// The parameters' flat buffer, padding included.
   const at::Tensor& flat_parameters() const { return flat_parameters_; }
 
@@ -47,8 +50,8 @@ class Bucket {
   /// Marks a slot's gradient as landed. Backward also says so when a function gave the parameter none.
   void mark_ready(Slot& slot);
 
-  /// Makes the parameter's grad() a view of the flat buffer, copying in what autograd put elsewhere.
-  void adopt_gradient(Slot& slot);
+  /// Makes the parameter's grad() a view of the flat buffer, copying in what autograd put elsewhere. True if it copied.
+  bool adopt_gradient(Slot& slot);
   /// Starts the reduction; slots without gradient contribute zeros and a cleared used-flag.
   void launch(const Reduction& how, int64_t index);
   /// Takes part with zeros and a set failed-flag: this rank's backward ended with an exception. The parameters' grad()

@@ -15,9 +15,6 @@ struct UnitSpec {
   nn::UnitBase* unit = nullptr;
 };
 
-/// torch.nn.utils.clip_grad_norm_'s.
-inline constexpr double kClipEpsilon = 1e-6;
-
 class Engine {
  public:
   virtual ~Engine() = default;

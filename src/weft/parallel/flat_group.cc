@@ -8,6 +8,7 @@
 #include "weft/core/error.h"
 #include "weft/layout/place.h"
 #include "weft/memory/account.h"
+#include "weft/parallel/agreement.h"
 #include "weft/parallel/bucket.h"
 #include "weft/parallel/flat_view.h"
 #include "weft/parallel/storage_state.h"
@@ -189,10 +190,8 @@ void FlatGroup::mark_ready(FlatSlot& slot) {
   if (!std::exchange(slot.ready, true)) --missing_;
 }
 
-void FlatGroup::check_home(const FlatSlot& slot) const {
-  if (slot.parameter.storage().unsafeGetStorageImpl() == full_.storage().unsafeGetStorageImpl()) return;
-  throw ConfigError("parameter '" + slot.name + "' was given other storage after it was wrapped in DataParallel (by to(), set_data() "
-                    "or a load that replaces tensors). Move or load the module first, then wrap it");
+bool FlatGroup::at_home(const FlatSlot& slot) const {
+  return slot.parameter.storage().unsafeGetStorageImpl() == full_.storage().unsafeGetStorageImpl();
 }
 
 /// What the shard holds from earlier rounds that nobody has zeroed: this round adds to it.
@@ -219,20 +218,18 @@ void FlatGroup::begin_gradients(GradientPool& pool) {
   if (!plan_.keep_full_gradients) full_gradients_ = pool.take(numel_, plan_.gradient_dtype, buffer_);
 }
 
-void FlatGroup::adopt(FlatSlot& slot, GradientPool& pool) {
+bool FlatGroup::adopt(FlatSlot& slot, GradientPool& pool) {
   const at::NoGradGuard no_grad;
-  check_home(slot);
+  if (!at_home(slot)) throw ConfigError(moved_text(slot.name));
   at::Tensor& grad = slot.parameter.mutable_grad();
-  if (!grad.defined()) return;
-  if (grad.layout() != at::kStrided) {
-    throw ConfigError("parameter '" + slot.name + "' has a sparse gradient, which data parallelism does not reduce. Use sparse = "
-                      "false for this embedding");
-  }
+  if (!grad.defined()) return false;
+  if (grad.layout() != at::kStrided) throw ConfigError(sparse_text(slot.name));
   begin_gradients(pool);
   const at::Tensor view = gradient_view(slot);
-  if (is_view_of(grad, view)) return;
+  if (is_view_of(grad, view)) return false;
   view.copy_(grad.detach());
   grad = view;
+  return true;
 }
 
 void FlatGroup::launch(GradientPool& pool, ReduceOp op) {
@@ -247,22 +244,30 @@ void FlatGroup::launch(GradientPool& pool, ReduceOp op) {
       gradient_view(slot).zero_();
     }
   }
-  launched_ = true;
-  across_started_ = false;
-  op_ = op;
-  start_reduction();
-  if (!reduces_in_place()) give_back_buffer();
+  start_reduction(op);
 }
 
-void FlatGroup::start_reduction() {
+void FlatGroup::launch_failed(GradientPool& pool, ReduceOp op) {
+  const at::NoGradGuard no_grad;
+  begin_gradients(pool);
+  full_gradients_.zero_();
+  for (FlatSlot& slot : slots_) slot.used = false;
+  start_reduction(op);
+}
+
+void FlatGroup::start_reduction(ReduceOp op) {
+  launched_ = in_flight_ = true;
+  across_started_ = false;
+  op_ = op;
   if (plan_.reduce_dtype.value_or(plan_.gradient_dtype) == plan_.gradient_dtype) {
     reduction_ = reductions_.reduce_scatter(reduced(), full_gradients_, op_);
     if (buffer_ != nullptr) buffer_->last = reduction_;
-    return;
+  } else {
+    const memory::Scope scope(memory::Category::communication);
+    wire_ = at::empty({shard_numel_}, shard_gradients_.options().dtype(*plan_.reduce_dtype));
+    reduction_ = reductions_.reduce_scatter(wire_, full_gradients_.to(*plan_.reduce_dtype), op_);
   }
-  const memory::Scope scope(memory::Category::communication);
-  wire_ = at::empty({shard_numel_}, shard_gradients_.options().dtype(*plan_.reduce_dtype));
-  reduction_ = reductions_.reduce_scatter(wire_, full_gradients_.to(*plan_.reduce_dtype), op_);
+  if (!reduces_in_place()) give_back_buffer();
 }
 
 bool FlatGroup::reduction_done() {
@@ -272,7 +277,7 @@ bool FlatGroup::reduction_done() {
 }
 
 void FlatGroup::start_across_replicas() {
-  if (!launched_ || !has_gradients_ || std::exchange(across_started_, true)) return;
+  if (!in_flight_ || std::exchange(across_started_, true)) return;
   reduction_.wait();  // its result, which only this rank touches: peers may go on reading their parts of the buffer
   across_ = replicas_.all_reduce(wire_.defined() ? wire_ : reduced(), op_);
 }
@@ -284,9 +289,10 @@ void FlatGroup::give_back_buffer() {
 }
 
 void FlatGroup::collect() {
-  if (!launched_ || !has_gradients_) return;
+  if (!in_flight_) return;
   const at::NoGradGuard no_grad;
   start_across_replicas();
+  in_flight_ = false;
   // released(), not only wait(): whoever clips or zeroes next writes here, and peers may still read.
   if (plan_.keep_full_gradients) reduction_.released();
   across_.released();
@@ -308,15 +314,16 @@ void FlatGroup::present(const float* used) {
   }
 }
 
-void FlatGroup::drop_gradients() {
-  for (FlatSlot& slot : slots_) {
-    slot.parameter.mutable_grad().reset();
-    slot.shard.mutable_grad().reset();
-  }
-  if (!launched_ && has_gradients_) {
+void FlatGroup::drop_local() {
+  for (FlatSlot& slot : slots_) slot.parameter.mutable_grad().reset();
+  if (!in_flight_ && has_gradients_) {
     give_back_buffer();
     has_gradients_ = false;
   }
+}
+
+void FlatGroup::drop_reduced() {
+  for (FlatSlot& slot : slots_) slot.shard.mutable_grad().reset();
 }
 
 }  // namespace weft::parallel

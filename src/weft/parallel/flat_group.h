@@ -84,9 +84,12 @@ class FlatGroup {
   bool complete() const { return missing_ == 0; }
   bool launched() const { return launched_; }
   void mark_ready(FlatSlot& slot);
-  void adopt(FlatSlot& slot, GradientPool& pool);
+  /// True if it copied: the gradient was not in the buffer yet.
+  bool adopt(FlatSlot& slot, GradientPool& pool);
   /// Slots without gradient contribute zeros. The parameters' own grad() is undefined afterwards.
   void launch(GradientPool& pool, ReduceOp op);
+  /// Zeros throughout; the parameters' own grad() stays as it is.
+  void launch_failed(GradientPool& pool, ReduceOp op);
   /// Makes what progress is possible without waiting; true when collect() will not wait for a result. Groups are asked in their
   /// order, each after those before it were done, so that all-reduces start in the same order on all ranks.
   bool reduction_done();
@@ -96,8 +99,12 @@ class FlatGroup {
   void collect();
   /// Presents the reduced gradients as shard.grad(); used [slots]: above 0 where any rank had a gradient. Undefined elsewhere.
   void present(const float* used);
-  /// Forgets all gradients.
-  void drop_gradients();
+  /// Forgets gradients that were not reduced.
+  void drop_local();
+  void drop_reduced();
+
+  /// The slot's parameter still lies in the flat buffer.
+  bool at_home(const FlatSlot& slot) const;
 
  private:
   void make_shard_views();
@@ -109,12 +116,11 @@ class FlatGroup {
     at::Tensor like;
   };
   OwnPart own_part_of(const FlatSlot& slot) const;
-  void check_home(const FlatSlot& slot) const;
+  void start_reduction(ReduceOp op);
   void keep_earlier();
   void begin_gradients(GradientPool& pool);
   void give_back_buffer();
   bool reduces_in_place() const { return adds_ || plan_.keep_full_gradients; }
-  void start_reduction();
   /// Where the reduced gradients go.
   at::Tensor reduced() const { return reduces_in_place() ? own_part(full_gradients_) : shard_gradients_; }
   at::Tensor own_part(const at::Tensor& flat) const { return flat.narrow(0, comm_.rank() * shard_numel_, shard_numel_); }
@@ -139,7 +145,8 @@ class FlatGroup {
   bool holds_data_ = true;
   bool adds_ = false;           // this round adds to reduced gradients that are still in the shard
   bool has_gradients_ = false;  // there are gradients that were not reduced, or not collected
-  bool launched_ = false;
+  bool launched_ = false;       // in this round
+  bool in_flight_ = false;      // launched and not collected
   bool across_started_ = false;
   ReduceOp op_ = ReduceOp::sum; // of this round
   int64_t missing_ = 0;

@@ -1,42 +1,36 @@
 #include "weft/parallel/sharded_engine.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
 
-#include "weft/autograd/backward_end.h"
 #include "weft/core/error.h"
 #include "weft/nn/start_values.h"
-#include "weft/parallel/agreement.h"
 #include "weft/parallel/buffers.h"
 #include "weft/parallel/data_axes.h"
 #include "weft/parallel/gradient_hook.h"
 #include "weft/parallel/option_check.h"
+#include "weft/parallel/round_engine.h"
 #include "weft/parallel/shard_owner.h"
 #include "weft/parallel/sharding_plan.h"
+#include "weft/parallel/unit_calls.h"
 #include "weft/parallel/unit_gathers.h"
 
 namespace weft::parallel {
 namespace {
 
-/// A round is one reduction of all gradients, as in the replicated engine: it opens with the first gradient that lands while
-/// sync is on and closes in finish(). Groups are reduce-scattered in their fixed order, each when it and all before it are
-/// complete. finish() then agrees in one small all_reduce on which parameters were used and whether a backward threw.
-/// Gathers and reductions go through Comms of their own (DataAxes): the order within each is fixed, that between them is not.
-class ShardedEngine final : public Engine, public std::enable_shared_from_this<ShardedEngine> {
+/// Groups are reduce-scattered in their fixed order, each when it and all before it are complete. A round closes with one small
+/// all_reduce: which parameters were used, and the ranks' vote. Where parameters are gathered: UnitGathers for Units,
+/// refresh() for the rest. Gathers and reductions go through Comms of their own (DataAxes): the order within each is fixed, that
+/// between them is not.
+class ShardedEngine final : public RoundEngine {
  public:
   ShardedEngine(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers, const std::vector<UnitSpec>& units, Comm comm,
                 DataParallelOptions options)
-      : comm_(std::move(comm)),
-        options_(std::move(options)),
-        op_(options_.grad_scale == GradScale::sum ? ReduceOp::sum : ReduceOp::avg),
-        buffers_(std::move(buffers)) {
+      : RoundEngine(std::move(comm), std::move(options), std::move(buffers)) {
     if (options_.reduce_hook) {
       throw ConfigError("reduce_hook changes how gradients are all-reduced, and under Sharding::optimizer and above they are "
                         "reduce-scattered. Use reduce_dtype, or Sharding::none");
@@ -57,48 +51,8 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
   }
 
   void watch() override;
-  void sync(bool on) override { sync_ = on; }
 
-  void finish() override {
-    if (!open_) return;
-    open_ = false;
-    const bool failed_here = std::exchange(failed_, false);
-    if (failed_here) drop_gradients();
-    launch_up_to(trainable_.size());
-    gathers_->end_backward();
-    const std::vector<float> used = agree(failed_here);
-    for (FlatGroup* group : trainable_) group->start_across_replicas();
-    for (FlatGroup* group : trainable_) group->collect();
-    for (const auto& group : groups_) group->settle();
-    mark_stale();
-    if (used.back() > 0) return fail_round(failed_here);
-    size_t at = 0;
-    for (FlatGroup* group : trainable_) {
-      group->present(used.data() + at);
-      at += group->slots().size();
-    }
-    synchronise_buffers(buffers_, options_.buffers, comm_);
-  }
-
-  void settle() override {
-    if (failed_) finish();
-  }
-
-  void join_without_batch() override {
-    settle();
-    if (!open_) open_round();
-    gathers_->begin_without_use();
-    finish();
-  }
-
-  double grad_norm(double norm_type) override;
-  double clip_grad_norm(double max_norm, double norm_type) override;
-  void zero_grad() override { drop_gradients(); }
-
-  const std::vector<NamedTensor>& parameters() const override { return parameters_; }
   const std::vector<NamedTensor>& shards() const override { return shards_; }
-  const Comm& comm() const override { return comm_; }
-  const DataParallelOptions& options() const override { return options_; }
 
   std::map<std::string, TrafficCount> traffic() const override { return traffic_of(axes_); }
 
@@ -121,25 +75,9 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
   }
   void end_full(const std::vector<size_t>& units) override { gathers_->let_go(units); }
 
-  UnitGathers& gathers() { return *gathers_; }
-  void before_forward() {
-    settle();
-    // A backward without a round (sync off) that threw has left its pass open.
-    if (torch::autograd::get_current_graph_task_id() == -1 && gathers_->in_backward()) gathers_->end_backward();
-  }
-  /// The end of the backward that runs closes the round, or releases what this backward gathered.
-  void act_at_backward_end();
-
  private:
   void build(ShardingPlan& plan);
-  void on_gradient(size_t group, size_t slot);
   void on_updated(size_t shard);
-
-  void open_round() {
-    open_ = true;
-    next_ = 0;
-    for (FlatGroup* group : trainable_) group->open_round();
-  }
 
   void mark_stale() {
     for (const auto& group : groups_) group->set_stale();
@@ -147,34 +85,59 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
     updated_.clear();
   }
 
+  const at::Tensor& parameter_at(size_t g, size_t s) const override { return trainable_[g]->slots()[s].parameter; }
+
+  void begin_groups() override {
+    next_ = 0;
+    for (FlatGroup* group : trainable_) group->open_round();
+  }
+
+  void land(size_t group, size_t slot) override;
+
   void launch_up_to(size_t end) {
-    for (; next_ < end; ++next_) trainable_[next_]->launch(*pool_, op_);
+    for (; next_ < end; ++next_) trainable_[next_]->launch(*pool_, op());
+  }
+  void launch_rest() override { launch_up_to(trainable_.size()); }
+  void launch_rest_failed() override {
+    for (; next_ < trainable_.size(); ++next_) trainable_[next_]->launch_failed(*pool_, op());
   }
 
-  void drop_gradients() {
-    for (FlatGroup* group : trainable_) group->drop_gradients();
-  }
-
-  std::vector<float> agree(bool failed_here);
-  void fail_round(bool failed_here);
-
-  /// Shared by the callbacks that wait for the end of one backward. If backward throws, they are dropped unrun.
-  struct BackwardEnd {
-    explicit BackwardEnd(std::weak_ptr<ShardedEngine> engine) : owner(std::move(engine)) {}
-    BackwardEnd(const BackwardEnd&) = delete;
-    BackwardEnd& operator=(const BackwardEnd&) = delete;
-    std::weak_ptr<ShardedEngine> owner;
-    bool done = false;
-    ~BackwardEnd() {
-      if (auto self = owner.lock(); self && !done) self->failed_ = self->failed_ || self->open_;
+  bool close(bool failed) override {
+    while (gathers_->end_backward(/*closes=*/true)) {
     }
-  };
+    agree_on_use(failed);
+    for (FlatGroup* group : trainable_) group->start_across_replicas();
+    for (FlatGroup* group : trainable_) group->collect();
+    for (const auto& group : groups_) group->settle();
+    return used_.back() == 0.0F;
+  }
 
-  Comm comm_;
+  void present() override {
+    mark_stale();
+    size_t at = 0;
+    for (FlatGroup* group : trainable_) {
+      group->present(used_.data() + at);
+      at += group->slots().size();
+    }
+  }
+
+  void complete_passes() override { gathers_->end_backward(/*closes=*/false); }
+
+  void drop_local() override {
+    for (FlatGroup* group : trainable_) group->drop_local();
+  }
+  void drop_reduced() override {
+    for (FlatGroup* group : trainable_) group->drop_reduced();
+  }
+
+  std::vector<std::string> adopt_foreign(const at::Tensor* landing) override;
+  std::string find_moved() const override;
+  void agree_on_use(bool failed);
+  Comm norm_comm() const override { return axes_.shard; }
+  void check_norm(double norm) const override { check_replicas_agree(axes_, norm); }
+
   DataAxes axes_;
-  DataParallelOptions options_;
-  ReduceOp op_;
-  std::vector<NamedTensor> parameters_, shards_, buffers_;
+  std::vector<NamedTensor> shards_;
   std::vector<std::unique_ptr<FlatGroup>> groups_;
   std::vector<FlatGroup*> trainable_;     // in the order of their reductions
   std::vector<int64_t> unit_of_;          // of trainable_; -1 outside of Units
@@ -183,46 +146,10 @@ class ShardedEngine final : public Engine, public std::enable_shared_from_this<S
   std::unique_ptr<GradientPool> pool_;
   std::vector<nn::UnitBase*> unit_modules_;
   std::vector<std::shared_ptr<nn::UnitHooks>> hooks_;
-  bool sync_ = true;
-  bool open_ = false;
-  bool failed_ = false;
+  std::vector<float> used_;               // of this round: per slot, above 0 where any rank had a gradient; last: a rank failed
   bool stale_ = false;                    // whole groups are out of date
   std::unordered_set<size_t> updated_;    // shards that Weft's optimizers have written since
-  size_t next_ = 0;
-  std::weak_ptr<BackwardEnd> backward_end_;
-  int anchored_task_ = -1;
-};
-
-/// Tells the engine about one Unit's calls.
-class Hooks final : public nn::UnitHooks {
- public:
-  Hooks(std::weak_ptr<ShardedEngine> engine, size_t unit) : engine_(std::move(engine)), unit_(unit) {}
-
-  void before_forward() override {
-    auto engine = engine_.lock();
-    if (!engine) return;
-    engine->before_forward();
-    engine->gathers().begin_forward(unit_);
-  }
-
-  void after_forward(const std::vector<at::Tensor>& outputs) override {
-    auto engine = engine_.lock();
-    if (!engine) return;
-    engine->gathers().end_forward(unit_);
-    for (const at::Tensor& output : outputs) {
-      if (!output.requires_grad()) continue;
-      output.register_hook([engine = engine_, unit = unit_](const at::Tensor&) {
-        if (auto self = engine.lock()) {
-          self->act_at_backward_end();
-          self->gathers().begin_backward(unit);
-        }
-      });
-    }
-  }
-
- private:
-  std::weak_ptr<ShardedEngine> engine_;
-  size_t unit_;
+  size_t next_ = 0;                       // first group not launched in this round
 };
 
 void ShardedEngine::build(ShardingPlan& plan) {
@@ -253,12 +180,11 @@ void ShardedEngine::build(ShardingPlan& plan) {
   // The peers' buffers of one group are read while the next group fills its own, and a third is ready early.
   constexpr size_t kPooledBuffers = 3;
   pool_ = std::make_unique<GradientPool>(static_cast<int>(std::min(kPooledBuffers, trainable_.size())), largest, axes_.shard);
-  for (NamedTensor& p : plan.all) {
-    if (!p.tensor.requires_grad()) continue;
-    shards_.push_back({p.name, shard_of.at(p.tensor.unsafeGetTensorImpl())});
-    parameters_.push_back(p);
+  for (const NamedTensor& p : plan.all) {
+    if (p.tensor.requires_grad()) shards_.push_back({p.name, shard_of.at(p.tensor.unsafeGetTensorImpl())});
   }
-  gathers_ = std::make_unique<UnitGathers>(std::move(units), options_.prefetch);
+  set_parameters(std::move(plan.all));
+  gathers_ = std::make_unique<UnitGathers>(std::move(units), options_.prefetch, axes_.gathers);
   unit_modules_ = plan.unit_modules;
 }
 
@@ -267,17 +193,17 @@ void ShardedEngine::watch() {
     for (size_t s = 0; s < trainable_[g]->slots().size(); ++s) {
       const FlatSlot& slot = trainable_[g]->slots()[s];
       watch_gradient(slot.parameter, slot.name, [weak = weak_from_this(), g, s] {
-        if (auto self = weak.lock()) self->on_gradient(g, s);
-      });
+        if (auto self = std::static_pointer_cast<ShardedEngine>(weak.lock())) self->on_gradient(g, s);
+      }, begin_callback());
     }
   }
   for (size_t i = 0; i < shards_.size(); ++i) {
     set_owner(shards_[i].tensor, [weak = weak_from_this(), i] {
-      if (auto self = weak.lock()) self->on_updated(i);
+      if (auto self = std::static_pointer_cast<ShardedEngine>(weak.lock())) self->on_updated(i);
     });
   }
   for (size_t u = 0; u < unit_modules_.size(); ++u) {
-    hooks_.push_back(std::make_shared<Hooks>(weak_from_this(), u));
+    hooks_.push_back(watch_unit(weak_from_this(), *gathers_, u));
     unit_modules_[u]->set_hooks(hooks_.back());
   }
 }
@@ -289,110 +215,48 @@ void ShardedEngine::on_updated(size_t shard) {
   if (updated_.size() == shards_.size()) refresh();
 }
 
-void ShardedEngine::on_gradient(size_t g, size_t s) {
-  settle();
+void ShardedEngine::land(size_t g, size_t s) {
   FlatGroup& group = *trainable_[g];
-  if (sync_ && !open_) open_round();
-  act_at_backward_end();
-  group.adopt(group.slots()[s], *pool_);
-  if (sync_) {
-    group.mark_ready(group.slots()[s]);
-    if (options_.overlap) {
-      size_t ready = next_;
-      while (ready < trainable_.size() && trainable_[ready]->complete()) ++ready;
-      launch_up_to(ready);
-      for (size_t i = 0; i < next_ && trainable_[i]->reduction_done(); ++i) trainable_[i]->collect();
-    }
+  FlatSlot& slot = group.slots()[s];
+  if (synchronises()) group.mark_ready(slot);
+  group.adopt(slot, *pool_);
+  if (synchronises() && options_.overlap) {
+    size_t ready = next_;
+    while (ready < trainable_.size() && trainable_[ready]->complete()) ++ready;
+    launch_up_to(ready);
+    for (size_t i = 0; i < next_ && trainable_[i]->reduction_done(); ++i) trainable_[i]->collect();
   }
   if (unit_of_[g] >= 0) gathers_->gradient_landed(static_cast<size_t>(unit_of_[g]));
-  comm_.progress();
 }
 
-void ShardedEngine::act_at_backward_end() {
-  const int task = torch::autograd::get_current_graph_task_id();
-  if (std::exchange(anchored_task_, task) == task) return;
-  std::shared_ptr<BackwardEnd> end = backward_end_.lock();
-  if (!end) backward_end_ = end = std::make_shared<BackwardEnd>(weak_from_this());
-  autograd::at_backward_end([end] {
-    end->done = true;
-    auto self = end->owner.lock();
-    if (!self) return;
-    self->anchored_task_ = -1;
-    self->open_ ? self->finish() : self->gathers_->end_backward();
-  });
-}
-
-std::vector<float> ShardedEngine::agree(bool failed_here) {
-  size_t slots = 0;
-  for (FlatGroup* group : trainable_) slots += group->slots().size();
-  std::vector<float> flags;
-  flags.reserve(slots + 1);
+std::vector<std::string> ShardedEngine::adopt_foreign(const at::Tensor* landing) {
+  std::vector<std::string> names;
   for (FlatGroup* group : trainable_) {
-    for (const FlatSlot& slot : group->slots()) flags.push_back(slot.used ? 1.0F : 0.0F);
-  }
-  flags.push_back(failed_here ? 1.0F : 0.0F);
-  const at::Tensor all = at::from_blob(flags.data(), {static_cast<int64_t>(flags.size())}, at::kFloat);
-  comm_.all_reduce(all, ReduceOp::max).released();
-  return flags;
-}
-
-void ShardedEngine::fail_round(bool failed_here) {
-  const std::vector<std::string> failed = comm_.all_gather_text(failed_here ? "failed" : "");
-  drop_gradients();
-  continue_accumulation();  // nothing is stepped on
-  if (failed_here) return;
-  std::vector<int> culprits;
-  for (int rank = 0; rank < comm_.size(); ++rank) {
-    if (!failed[static_cast<size_t>(rank)].empty()) culprits.push_back(comm_.world_rank(rank));
-  }
-  throw CommError({.rank = comm_.world_rank(comm_.rank()),
-                   .group = comm_.name(),
-                   .op = "backward",
-                   .sequence = 0,
-                   .peers = culprits,
-                   .cause = "backward threw there, so the gradients of this step were dropped on every rank. A program that "
-                            "catches it on all ranks may go on with the next step"});
-}
-
-double ShardedEngine::grad_norm(double norm_type) {
-  if (!(norm_type > 0)) throw ConfigError("norm type is " + std::to_string(norm_type) + "; it must be above 0, or infinity");
-  settle();
-  finish();
-  const at::NoGradGuard no_grad;
-  const bool infinite = std::isinf(norm_type);
-  double total = 0;
-  bool nan = false;
-  for (const NamedTensor& shard : shards_) {
-    if (!shard.tensor.grad().defined() || shard.tensor.numel() == 0) continue;
-    const double norm = at::linalg_vector_norm(shard.tensor.grad(), norm_type).item<double>();
-    nan = nan || std::isnan(norm);
-    total = infinite ? std::max(total, norm) : total + std::pow(norm, norm_type);
-  }
-  // A maximum does not carry NaN on every back end, and all ranks must return the same number.
-  const at::Tensor sums = at::tensor({infinite ? 0.0 : total, nan ? 1.0 : 0.0}, at::kDouble);
-  axes_.shard.all_reduce(sums, ReduceOp::sum).wait();
-  if (infinite) {
-    const at::Tensor largest = at::tensor({total}, at::kDouble);
-    axes_.shard.all_reduce(largest, ReduceOp::max).wait();
-    total = largest.item<double>();
-  } else {
-    total = std::pow(sums[0].item<double>(), 1.0 / norm_type);
-  }
-  if (sums[1].item<double>() > 0) total = std::nan("");
-  check_replicas_agree(axes_, total);
-  return total;
-}
-
-double ShardedEngine::clip_grad_norm(double max_norm, double norm_type) {
-  const double norm = grad_norm(norm_type);
-  const double factor = max_norm / (norm + kClipEpsilon);
-  if (factor < 1.0) {
-    const at::NoGradGuard no_grad;
-    for (const NamedTensor& shard : shards_) {
-      if (shard.tensor.grad().defined()) shard.tensor.mutable_grad().mul_(factor);
+    for (FlatSlot& slot : group->slots()) {
+      if (!slot.parameter.grad().defined() || (landing != nullptr && slot.parameter.is_same(*landing))) continue;
+      if (group->adopt(slot, *pool_)) names.push_back(slot.name);
     }
   }
-  return norm;
+  return names;
+}
+
+std::string ShardedEngine::find_moved() const {
+  for (const auto& group : groups_) {
+    for (const FlatSlot& slot : group->slots()) {
+      if (!group->at_home(slot)) return moved_text(slot.name);
+    }
+  }
+  return {};
+}
+
+void ShardedEngine::agree_on_use(bool failed) {
+  used_.clear();
+  for (FlatGroup* group : trainable_) {
+    for (const FlatSlot& slot : group->slots()) used_.push_back(slot.used ? 1.0F : 0.0F);
+  }
+  used_.push_back(failed ? 1.0F : 0.0F);
+  const at::Tensor all = at::from_blob(used_.data(), {static_cast<int64_t>(used_.size())}, at::kFloat);
+  comm_.all_reduce(all, ReduceOp::max).released();
 }
 
 }  // namespace

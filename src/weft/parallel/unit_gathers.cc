@@ -1,10 +1,18 @@
 #include "weft/parallel/unit_gathers.h"
 
+#include <ATen/ops/full.h>
+
 #include <algorithm>
 
 #include "weft/core/pattern.h"
 
 namespace weft::parallel {
+
+UnitGathers::Next UnitGathers::agree(Next mine) const {
+  const at::Tensor most = at::full({1}, static_cast<int>(mine), at::kFloat);
+  comm_.all_reduce(most, ReduceOp::max).wait();
+  return static_cast<Next>(most.item<float>());
+}
 
 void UnitGathers::start(size_t k) {
   // What stays gathered by its own rule, or for a scope, is gathered on all ranks.
@@ -24,10 +32,9 @@ void UnitGathers::release(size_t k) {
   for (FlatGroup* group : units_[k].groups) group->release();
 }
 
-/// After a forward.
-void UnitGathers::reshard(size_t k) {
-  if (units_[k].held > 0 || !units_[k].reshard_after_forward) return;
-  units_[k].active = false;
+/// In a forward pass, what does not run.
+void UnitGathers::reshard_idle(size_t k) {
+  if (units_[k].held > 0 || !holds(k) || units_[k].active || !units_[k].reshard_after_forward) return;
   for (FlatGroup* group : units_[k].groups) group->reshard();
 }
 
@@ -35,42 +42,61 @@ void UnitGathers::begin_forward(size_t k) {
   if (units_[k].held > 0) return;
   if (in_backward_) return begin_backward(k);  // recomputation: it belongs to the backward that runs
   if (!holds(k)) {
-    if (k < next_) finish_forward();
+    if (k < next_) complete_forward_pass();
+    if (next_ == 0) agree(kPass);
     for (; next_ <= k; ++next_) start(next_);
   }
-  for (size_t j = 0; j < k; ++j) {
-    if (holds(j) && !units_[j].active) reshard(j);
-  }
+  for (size_t j = 0; j < k; ++j) reshard_idle(j);
   wait(k);
   units_[k].active = true;
+  if (next_ == 0) return;
   for (; next_ < units_.size() && static_cast<int64_t>(next_) <= static_cast<int64_t>(k) + prefetch_; ++next_) start(next_);
 }
 
 void UnitGathers::end_forward(size_t k) {
   if (units_[k].held > 0 || in_backward_) return;
   units_[k].active = false;
-  reshard(k);
+  reshard_idle(k);
 }
 
-void UnitGathers::finish_forward() {
-  for (; next_ < units_.size(); ++next_) start(next_);
-  for (size_t j = 0; j < units_.size(); ++j) {
-    if (holds(j) && !units_[j].active) reshard(j);
+void UnitGathers::complete_forward_pass() {
+  for (; next_ < units_.size(); ++next_) {
+    start(next_);
+    if (next_ > 0) reshard_idle(next_ - 1);  // one at a time: a rank that skips Units must not hold them all
   }
+  for (size_t j = 0; j < units_.size(); ++j) reshard_idle(j);
   next_ = 0;
 }
 
+void UnitGathers::complete_forward() {
+  if (next_ > 0) complete_forward_pass();
+  while (agree(kNothing) == kPass) complete_forward_pass();
+}
+
 void UnitGathers::turn_to_backward() {
-  finish_forward();
+  complete_forward();
   in_backward_ = true;
   next_back_ = static_cast<int64_t>(units_.size()) - 1;
   back_.assign(units_.size(), false);
-  for (size_t j = 0; j < units_.size(); ++j) back_[j] = !holds(j);
+  for (size_t j = 0; j < units_.size(); ++j) back_[j] = units_[j].reshard_after_forward || !holds(j);
+}
+
+void UnitGathers::begin_backward_pass() {
+  next_back_ = static_cast<int64_t>(units_.size()) - 1;
+  back_.assign(units_.size(), true);
 }
 
 void UnitGathers::start_back_to(int64_t k) {
   for (; next_back_ >= k; --next_back_) {
     if (back_[static_cast<size_t>(next_back_)]) start(static_cast<size_t>(next_back_));
+  }
+}
+
+void UnitGathers::complete_backward_pass() {
+  while (next_back_ >= 0) {
+    const auto k = static_cast<size_t>(next_back_);
+    start_back_to(next_back_);
+    if (back_[k] && !units_[k].active) release(k);
   }
 }
 
@@ -80,9 +106,9 @@ void UnitGathers::begin_backward(size_t k) {
   const auto at = static_cast<int64_t>(k);
   if (!holds(k)) {
     if (at > next_back_) {  // its turn has passed: another pass over all of them
-      start_back_to(0);
-      next_back_ = static_cast<int64_t>(units_.size()) - 1;
-      back_.assign(units_.size(), true);
+      complete_backward_pass();
+      agree(kPass);
+      begin_backward_pass();
     }
     start_back_to(at);
   }
@@ -112,22 +138,24 @@ bool UnitGathers::all_held() const {
   return std::all_of(units_.begin(), units_.end(), [](const ShardedUnit& unit) { return unit.held > 0; });
 }
 
-void UnitGathers::end_backward() {
-  if (all_held()) return;
+bool UnitGathers::end_backward(bool closes) {
+  if (all_held()) return false;
   if (!in_backward_) turn_to_backward();
-  start_back_to(0);
+  complete_backward_pass();
+  Next next = kNothing;
+  while ((next = agree(closes ? kNothing : kMore)) == kPass) {
+    begin_backward_pass();
+    complete_backward_pass();
+  }
   for (size_t j = 0; j < units_.size(); ++j) release(j);
   in_backward_ = false;
   next_ = 0;
-}
-
-void UnitGathers::begin_without_use() {
-  if (next_ > 0) finish_forward();
+  return next == kMore;
 }
 
 std::vector<size_t> UnitGathers::hold(const std::string& names) {
-  if (in_backward_) end_backward();
-  if (next_ > 0) finish_forward();
+  if (in_backward_) end_backward(/*closes=*/false);
+  if (!all_held()) complete_forward();
   std::vector<size_t> chosen;
   for (size_t j = 0; j < units_.size(); ++j) {
     const auto named = [&](const FlatSlot& slot) { return matches(names, slot.name); };

@@ -6,6 +6,7 @@
 
 #include "tests/support/problem.h"
 #include "weft/nn/unit.h"
+#include "weft/optim/loss_scaler.h"
 #include "weft/optim/optim.h"
 
 namespace weft::testing {
@@ -76,6 +77,8 @@ struct StackSetting {
   int64_t micro_steps = 1;
   bool reduce_every_micro_step = false;
   int64_t steps = 12;
+  int64_t batch = 24;
+  at::ScalarType dtype = at::kDouble;  // of parameters and products; fp16 trains with a LossScaler
   double clip = 0.5;  // below the norm of the first steps: clipping acts
   std::vector<bool> take_branch;  // per rank; empty: all
 };
@@ -110,8 +113,10 @@ inline std::unique_ptr<torch::optim::Optimizer> make_method(Method method, const
   return nullptr;
 }
 
+/// Losses are means over the global batch. Everything in the trace is fp64, whatever the run's dtype.
 inline Trace train_stack(const Comm& comm, const StackSetting& s) {
   Stack net = make_stack();
+  net->to(s.dtype);
   if (comm.rank() > 0) {
     const at::NoGradGuard no_grad;
     for (at::Tensor& p : net->parameters()) p.add_(comm.rank());
@@ -119,37 +124,43 @@ inline Trace train_stack(const Comm& comm, const StackSetting& s) {
   DataParallel dp(net, comm, s.options);
   const auto optimizer = make_method(s.method, dp);
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(5);
-  constexpr int64_t kBatch = 24;
-  const at::Tensor inputs = torch::randn({kBatch * s.steps, 6}, generator, torch::kDouble);
+  std::optional<optim::LossScaler> scaler;
+  if (s.dtype == at::kHalf) scaler.emplace(optim::LossScalerOptions{.initial = 1024});
+  const at::Tensor inputs = torch::randn({s.batch * s.steps, 6}, generator, torch::kDouble);
   const at::Tensor targets = torch::sin(inputs.narrow(1, 0, 3) * 2);
-  const int64_t rows = kBatch / s.micro_steps / comm.size();
+  const int64_t rows = s.batch / s.micro_steps / comm.size();
   Trace trace;
   for (int64_t step = 0; step < s.steps; ++step) {
     at::Tensor total = torch::zeros({1}, torch::kDouble);
     for (int64_t k = 0; k < s.micro_steps; ++k) {
       dp.sync(s.reduce_every_micro_step || k + 1 == s.micro_steps);
       if (s.reduce_every_micro_step && k > 0) dp.continue_accumulation();
-      const int64_t begin = step * kBatch + (k * comm.size() + comm.rank()) * rows;
+      const int64_t begin = step * s.batch + (k * comm.size() + comm.rank()) * rows;
       const bool branch = s.take_branch.empty() || s.take_branch[comm.rank()];
-      const at::Tensor loss = (net->forward(inputs.narrow(0, begin, rows), branch) - targets.narrow(0, begin, rows)).square().sum();
-      scale_loss(loss, kBatch, dp).backward();
+      const at::Tensor out = net->forward(inputs.narrow(0, begin, rows).to(s.dtype), branch);
+      const at::Tensor loss = (out.to(s.dtype == at::kDouble ? at::kDouble : at::kFloat) - targets.narrow(0, begin, rows)).square().sum();
+      const at::Tensor mean = scale_loss(loss, s.batch, dp);
+      (scaler ? scaler->scale(mean) : mean).backward();
       total += loss.detach();
     }
     comm.all_reduce(total).wait();
-    trace.losses.push_back(total.item<double>() / kBatch);
+    trace.losses.push_back(total.item<double>() / static_cast<double>(s.batch));
+    if (scaler && !scaler->unscale(dp)) ADD_FAILURE() << "fp16 overflowed";
     const double norm = dp.clip_grad_norm(s.clip);
     if (step + 1 == s.steps) {
       trace.gradients.push_back(torch::tensor({norm}, torch::kDouble));
       for (const NamedTensor& shard : dp.shards()) {
         const at::Tensor grad = shard.tensor.grad();
-        if (grad.defined()) trace.gradients.push_back(comm.size() > 1 && s.options.sharding != Sharding::none ? assemble(comm, grad, s.options.dp_shard) : grad.flatten().clone());
+        if (!grad.defined()) continue;
+        const at::Tensor whole = comm.size() > 1 && s.options.sharding != Sharding::none ? assemble(comm, grad, s.options.dp_shard) : grad.flatten().clone();
+        trace.gradients.push_back(whole.to(torch::kDouble));
       }
     }
     dp.step(*optimizer);
     dp.zero_grad();
   }
   const auto full = dp.gather_full();
-  for (const at::Tensor& p : net->parameters()) trace.weights.push_back(p.detach().clone());
+  for (const at::Tensor& p : net->parameters()) trace.weights.push_back(p.detach().to(torch::kDouble, /*non_blocking=*/false, /*copy=*/true));
   return trace;
 }
 

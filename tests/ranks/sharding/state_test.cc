@@ -125,7 +125,8 @@ TEST(Shards, MixedDtypesKeepTheirOwnBuffers) {
       const at::Tensor h = net->in(batch(world));
       net->out(net->a(h.to(torch::kFloat)).to(torch::kDouble)).square().sum().backward();
       for (const NamedTensor& s : dp.shards()) {
-        if (s.tensor.grad().defined()) EXPECT_EQ(s.tensor.grad().scalar_type(), torch::kDouble) << s.name;
+        const at::Tensor grad = s.tensor.grad();
+        EXPECT_TRUE(!grad.defined() || grad.scalar_type() == torch::kDouble) << s.name;
         EXPECT_EQ(s.tensor.scalar_type(), s.name.rfind("a.", 0) == 0 ? torch::kFloat : torch::kDouble) << s.name;
       }
       EXPECT_GT(dp.grad_norm(), 0);
@@ -172,36 +173,6 @@ TEST(Participation, JoinWithoutBatchAndUnequalEvaluation) {
   }
 }
 
-struct Thrower : torch::autograd::Function<Thrower> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext*, torch::autograd::tensor_list) {
-    throw std::runtime_error("no gradient today");
-  }
-};
-
-TEST(Failure, ABackwardThatThrowsCountsOnNoRankAndTheNextStepWorks) {
-  for (const int zero : {1, 2, 3}) {
-    on_threads(2, [&](World& world) {
-      testing::Stack net = testing::make_stack();
-      DataParallel dp(net, world.comm(), {.sharding = sharding_of_zero(zero)});
-      const auto step = [&](bool fail) {
-        at::Tensor h = net->b(net->a(net->in(batch(world))));
-        if (fail) h = Thrower::apply(h);
-        net->out(net->c(h)).square().sum().backward();
-      };
-      step(false);
-      const double norm = dp.grad_norm();
-      dp.zero_grad();
-      dp.continue_accumulation();
-      const std::string text = message_of([&] { step(world.rank() == 0); });
-      EXPECT_THAT(text, HasSubstr(world.rank() == 0 ? "no gradient today" : "backward threw there")) << "zero " << zero;
-      dp.finish();
-      step(false);
-      EXPECT_NEAR(dp.grad_norm(), norm, 1e-12 * norm);
-    });
-  }
-}
-
 // Bytes that a rank sends per step: DDP and ZeRO-1/2 2(n-1)/n of the gradients, ZeRO-3 half as much again.
 TEST(Traffic, FollowsTheFormula) {
   constexpr int kRanks = 4;
@@ -228,7 +199,7 @@ TEST(Traffic, FollowsTheFormula) {
   }
   const int64_t gradients = 4 * (64 * 128 + 128 + 128 * 128 + 128);
   const int64_t ddp = 2 * (kRanks - 1) * gradients / kRanks;
-  // Above it: one flag per parameter and one for failure, 4 bytes each.
+  // Above it, 4 bytes each: a flag per parameter, one for failure; with Units, what comes next, three times.
   constexpr int64_t kFlags = 64;
   for (const int zero : {0, 1, 2}) EXPECT_NEAR(sent[zero], ddp, kFlags) << zero;
   EXPECT_NEAR(sent[3], ddp * 3 / 2, kFlags);
