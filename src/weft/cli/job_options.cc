@@ -8,8 +8,10 @@
 #include <sstream>
 
 #include "weft/config/check.h"
+#include "weft/config/machine_file.h"
 #include "weft/config/parse.h"
 #include "weft/core/error.h"
+#include "weft/machine/local.h"
 #include "weft/model/hf_config.h"
 #include "weft/model/presets.h"
 
@@ -33,7 +35,7 @@ CLI::Validator number_in(double low, double high, bool above) {
 
 void JobOptions::add_to(CLI::App& command) {
   command.add_option("--model", model, "preset (llama3-70b, gpt3-175b, ...) or path of a Hugging Face config.json")->capture_default_str();
-  command.add_option("--machine", machine, "accelerator: h100, a100, b200, gb200, mi300x, ...")->capture_default_str();
+  command.add_option("--machine", machine, "accelerator (h100, a100, b200, gb200, mi300x, ...), local for this machine, or a file of weft bench calibrate")->capture_default_str();
   command.add_option("--devices", devices, "number of accelerators")->check(number_in(1, kMostDevices))->capture_default_str();
   command.add_option("--batch", batch, "sequences per step over all devices")->check(number_in(1, kMostBatch))->capture_default_str();
   command.add_option("--seq", sequence, "tokens per sequence; default: the model's context, at most 8192")->check(number_in(1, kMostTokens));
@@ -73,7 +75,7 @@ model::ModelSpec JobOptions::spec() const {
 }
 
 machine::Machine JobOptions::resolved_machine() const {
-  machine::Machine resolved = machine::Machine::of(machine);
+  machine::Machine resolved = machine.ends_with(".toml") ? config::read_machine(machine) : machine == "local" ? machine::machine_of(machine::detect_local()) : machine::Machine::of(machine);
   if (nic_gbits > 0) resolved.nic_gbits = nic_gbits;
   if (node_devices > 0) {
     if (resolved.link_domain <= resolved.node_devices) resolved.link_domain = node_devices;
@@ -85,6 +87,8 @@ machine::Machine JobOptions::resolved_machine() const {
 machine::Software JobOptions::software() const {
   machine::Software software;
   if (eager) software.kernels = machine::Software::Kernels::eager;
+  // Operations of a measured machine were timed from start to end: nothing waits for the host beside them.
+  if (machine.ends_with(".toml")) software.graphs = true;
   software.overlap_tp = overlap_tp;
   return software;
 }

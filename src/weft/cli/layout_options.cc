@@ -53,6 +53,7 @@ void LayoutOptions::add_to(CLI::App& command) {
   command.add_option("--micro-batch", layout.micro_batch, "sequences per replica and micro-batch")->capture_default_str();
   command.add_option("--recompute", recompute, "none, attention, half or full")->capture_default_str();
   command.add_option("--schedule", layout.schedule, "1f1b, gpipe, zb-h1, zb-h2 (closed form only) or zb-v")->capture_default_str();
+  command.add_flag("--offload", layout.offload, "optimizer state and step in host memory");
   command.add_flag("--no-sequence-parallel", no_sequence_parallel, "norms on whole sequences inside tensor parallelism");
 }
 

@@ -18,6 +18,8 @@ struct Options {
   std::string objective = "speed", export_to, out;
   std::vector<int64_t> tp, pp, cp, ep, micro_batch;
   std::vector<int> zero;
+  std::vector<std::string> schedules;
+  bool no_offload = false;
   size_t top = 10;
 };
 
@@ -40,6 +42,9 @@ plan::SearchRequest request_of(const Options& options) {
   request.objective = parse_objective(options.objective);
   request.tp = options.tp, request.pp = options.pp, request.cp = options.cp, request.ep = options.ep;
   request.micro_batch = options.micro_batch, request.zero = options.zero;
+  if (!options.schedules.empty()) request.schedules = options.schedules;
+  else if (options.export_to == "megatron") request.schedules = {"1f1b"};  // the only one that it has
+  request.offload = !options.no_offload;
   return request;
 }
 
@@ -73,6 +78,8 @@ void add_plan(CLI::App& app) {
   command->add_option("--ep", options->ep, "only these expert-parallel degrees")->delimiter(',');
   command->add_option("--zero", options->zero, "only these ZeRO stages")->delimiter(',');
   command->add_option("--micro-batch", options->micro_batch, "only these micro-batches")->delimiter(',');
+  command->add_option("--schedule", options->schedules, "only these pipeline schedules: 1f1b (interleaved over chunks), zb-h1, zb-v")->delimiter(',');
+  command->add_flag("--no-offload", options->no_offload, "keep the optimizer on the device, whatever does not fit");
   command->add_option("--top", options->top, "layouts to show")->capture_default_str();
   command->add_option("--out", options->out, "write the best plan to this TOML file");
   command->add_option("--export", options->export_to, "print the best layout as flags of megatron or torchtitan");

@@ -13,6 +13,10 @@ struct Tile {
 };
 constexpr Tile kTiles[] = {{256, 128, 1.0}, {128, 256, 1.0}, {128, 128, 0.85}, {128, 64, 0.70}, {64, 64, 0.5}};
 
+/// A multiprocessor that stores a tile computes nothing meanwhile. Stores of different tiles come at different times, so they go
+/// at the rate of the second-level cache, about twice the memory's.
+constexpr double kExposedStore = 0.5;
+
 }  // namespace
 
 Rates Rates::of(const machine::Device& device, machine::Precision precision, const Tuning& tuning) {
@@ -28,6 +32,15 @@ Rates Rates::of(const machine::Device& device, machine::Precision precision, con
   rates.memory = 1e12 * tuning.memory_share * device.memory_tbps;
   rates.multiprocessors = static_cast<double>(device.multiprocessors);
   rates.gap = 1e-6 * tuning.kernel_gap_us;
+  if (device.calibrated) {
+    // Measured with this machine's own kernels, in which shares, fills and gaps are contained.
+    rates.matmul = 1e12 * machine::matmul_tflops(device, wide);
+    rates.matmul_low = low ? 1e12 * machine::matmul_tflops(device, precision) : rates.matmul;
+    rates.memory = 1e12 * device.memory_tbps;
+    rates.gap = 1e-6 * device.operation_us;
+    rates.attention = rates.matmul;
+    return rates;
+  }
   rates.attention = 1e12 * machine::matmul_tflops(device, wide);
   rates.fill = 1e-6 * tuning.gemm_fill_us;
   return rates;
@@ -55,7 +68,7 @@ double gemm_time(const Gemm& gemm, const Rates& rates, bool low_precision, doubl
   const double efficiency = gemm_efficiency(gemm, rates.multiprocessors, k_fill);
   const double arithmetic = gemm.flops() / (rate * efficiency);
   const double in = gemm.batch * in_bytes * (gemm.m * gemm.k + gemm.n * gemm.k), out = gemm.batch * out_bytes * gemm.m * gemm.n;
-  return std::max(arithmetic + out / rates.memory, (in + out) / rates.memory) + rates.gap;
+  return std::max(arithmetic + kExposedStore * out / rates.memory, (in + out) / rates.memory) + rates.gap;
 }
 
 double stream_time(double bytes, const Rates& rates) { return bytes / rates.memory + rates.gap; }

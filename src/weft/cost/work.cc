@@ -39,7 +39,7 @@ Context Context::of(const layout::Layout& layout, const machine::Machine& machin
   context.sequence = sequence;
   context.tokens = sequence * static_cast<double>(layout.micro_batch) / static_cast<double>(layout.cp);
   if (software.scaling == machine::Software::Scaling::block) context.rates.matmul_low *= tuning.block_scaled_share;
-  if (software.graphs) context.rates.gap = std::min(context.rates.gap, kGraphGap);
+  if (software.graphs && !machine.device.calibrated) context.rates.gap = std::min(context.rates.gap, kGraphGap);
   context.low_precision = precision == machine::Precision::fp8 || precision == machine::Precision::fp4;
   context.layer_norm = layer_norm;
   context.generation = machine.device.generation;

@@ -69,6 +69,8 @@ std::string Layout::text() const {
   if (shard_group > 0 && shard_group < dp * cp) out += fmt::format("/{}", shard_group);
   out += fmt::format(" mb{}", micro_batch);
   if (recompute != Recompute::none) out += fmt::format(" rc:{}", recompute_name(recompute));
+  if (pp > 1 && schedule != "1f1b" && schedule != "interleaved") out += " " + schedule;
+  if (offload) out += " offload";
   return out;
 }
 

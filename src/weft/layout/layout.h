@@ -33,6 +33,7 @@ struct Layout {
   int64_t micro_batch = 1;  ///< sequences per replica and micro-batch
   int64_t global_batch = 1; ///< sequences per step
   Recompute recompute = Recompute::none;
+  bool offload = false;  ///< optimizer state lives in host memory and the host makes the step
   std::string schedule = "1f1b";  ///< pipeline schedule by name; interleaved when chunks > 1
 
   int64_t devices() const { return pp * dp * cp * tp; }

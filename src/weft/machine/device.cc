@@ -92,7 +92,7 @@ const Device& find_device(const std::string& name) {
       if (wanted.starts_with(alias) && std::string(alias).size() > longest && std::string(alias).size() > 4) best = by_name(target), longest = std::string(alias).size();
   if (best != nullptr) return *best;
   std::string known;
-  for (const Device& device : kDevices) known += (known.empty() ? "" : ", ") + std::string(device.name);
+  for (const Device& device : kDevices) known += (known.empty() ? "" : ", ") + device.name;
   throw ConfigError("device \"" + name + "\" is not in the table; known: " + known);
 }
 
@@ -121,10 +121,9 @@ double peak_tflops(const Device& device, Precision precision) {
 }
 
 double matmul_tflops(const Device& device, Precision precision) {
-  const std::string name = device.name;
-  if (name == "H100-96GB-HBM2e") return kHbm2eH100ClockShare * matmul_tflops(*by_name("H100-80GB-SXM"), precision);
+  if (device.name == "H100-96GB-HBM2e") return kHbm2eH100ClockShare * matmul_tflops(*by_name("H100-80GB-SXM"), precision);
   switch (precision) {
-    case Precision::fp32: return matmul_tflops(device, Precision::bf16) / 2;
+    case Precision::fp32: return device.matmul_fp32_tflops > 0 ? device.matmul_fp32_tflops : matmul_tflops(device, Precision::bf16) / 2;
     case Precision::fp4: {
       // No public measurement: the fp8 share of peak.
       const double fp8 = matmul_tflops(device, Precision::fp8);

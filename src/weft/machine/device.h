@@ -11,23 +11,26 @@ enum class Precision { fp32, fp16, bf16, fp8, fp4 };
 
 /// One accelerator. Rates are per device; 0 = not published.
 struct Device {
-  const char* name;
-  double memory_gib;          ///< usable by a process, as the driver reports it
-  double memory_tbps;         ///< 1e12 B/s
-  double bf16_tflops;         ///< dense peak (fp16 on V100)
-  double fp8_tflops;
-  double fp4_tflops;
-  double link_gbps;           ///< NVLink / xGMI / ICI, GB/s per direction
-  double nic_gbits;           ///< Gbit/s per device towards other nodes
-  double host_gbps;           ///< PCIe or C2C, GB/s per direction
-  double matmul_bf16_tflops;  ///< largest matrix product measured by the public benchmark named in `source`
-  double matmul_fp8_tflops;
-  double l2_mb;
-  int64_t multiprocessors;
-  int64_t node_devices;       ///< devices of the usual node
-  int64_t link_domain;        ///< devices that reach each other over `link_gbps`
-  int generation;             ///< 7 Volta, 8 Ampere, 9 Hopper, 10 Blackwell; 0 other makers
-  const char* source;
+  std::string name;
+  double memory_gib = 0;          ///< usable by a process, as the driver reports it
+  double memory_tbps = 0;         ///< 1e12 B/s
+  double bf16_tflops = 0;         ///< dense peak (fp16 on V100)
+  double fp8_tflops = 0;
+  double fp4_tflops = 0;
+  double link_gbps = 0;           ///< NVLink / xGMI / ICI, GB/s per direction
+  double nic_gbits = 0;           ///< Gbit/s per device towards other nodes
+  double host_gbps = 0;           ///< PCIe or C2C, GB/s per direction
+  double matmul_bf16_tflops = 0;  ///< largest matrix product measured by the public benchmark named in `source`
+  double matmul_fp8_tflops = 0;
+  double l2_mb = 0;
+  int64_t multiprocessors = 1;
+  int64_t node_devices = 1;       ///< devices of the usual node
+  int64_t link_domain = 1;        ///< devices that reach each other over `link_gbps`
+  int generation = 0;             ///< 7 Volta, 8 Ampere, 9 Hopper, 10 Blackwell; 0 other makers
+  std::string source;
+  double matmul_fp32_tflops = 0;  ///< largest product in fp32; 0: half the 16-bit rate (TF32)
+  double operation_us = 0;        ///< start to end of one small operation where it was measured; 0: the model's gap and host
+  bool calibrated = false;        ///< rates are what this machine's own programs reach, not a benchmark's best
 };
 
 /// The shipped table.

@@ -55,6 +55,9 @@ void explain_axes(const SearchRequest& request, const Candidate& best, std::vect
   }
   if (layout.cp > 1) lines.push_back(fmt::format("cp {}: {} tokens are too long for one rank's activations; the ring hides behind attention except {:.1f}% of the step.", layout.cp, request.sequence, 100 * best.time.cp / best.time.step));
   if (layout.ep > 1) lines.push_back(fmt::format("ep {}: experts divided; dispatch and combine take {:.1f}% of the step.", layout.ep, 100 * best.time.ep / best.time.step));
+  if (layout.schedule == "zb-h1" || layout.schedule == "zb-v")
+    lines.push_back(fmt::format("{}: weight gradients are put off into the bubble; every stage then holds activations of {} micro-batches.", layout.schedule, std::min(layout.pp, layout.micro_batches())));
+  if (layout.offload) lines.push_back(fmt::format("offload: optimizer state would not fit on the device; the step in host memory costs {:.1f}% of the step.", 100 * best.time.optimizer / best.time.step));
   if (layout.recompute != layout::Recompute::none)
     lines.push_back(fmt::format("recompute {}: activations would not fit otherwise; it costs {:.1f}% of the step.", layout::recompute_name(layout.recompute), 100 * best.time.recompute / best.time.step));
 }

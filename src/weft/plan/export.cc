@@ -26,6 +26,8 @@ std::string megatron(const SearchRequest& request, const layout::Layout& layout)
       throw ConfigError(fmt::format("{} layers over {} stages x {} chunks are uneven, which --num-layers-per-virtual-pipeline-stage cannot say; plan with --pp that divides", spec.layers(), layout.pp, layout.chunks));
     out += fmt::format(" --num-layers-per-virtual-pipeline-stage {}", spec.layers() / (layout.pp * layout.chunks));
   }
+  if (layout.schedule != "1f1b") throw ConfigError(layout.schedule + " is no schedule of Megatron-LM; plan with --schedule 1f1b");
+  if (layout.offload) out += " --optimizer-cpu-offload";
   if (layout.ep > 1) out += fmt::format(" --expert-model-parallel-size {} --expert-tensor-parallel-size {}", layout.ep, layout.etp);
   if (layout.zero == 1) out += " --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather";
   if (layout.zero == 3) out += " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params";
@@ -38,13 +40,14 @@ std::string torchtitan(const SearchRequest& request, const layout::Layout& layou
   if (layout.zero == 1 || layout.zero == 0) {
     if (layout.dp * layout.cp > 1 && layout.zero == 1) throw ConfigError("torchtitan has no ZeRO-1; plan with --zero 3 or --zero 0");
   }
+  if (layout.offload) throw ConfigError("torchtitan offloads parameters too; plan with --no-offload");
   const int64_t shard = layout.zero == 3 ? layout.shard_ranks() / layout.cp : 1;
   const bool whole = layout.shard_group == 0;
   std::string out = fmt::format("--training.seq_len={} --training.local_batch_size={} --training.global_batch_size={}", request.sequence, layout.micro_batch, layout.global_batch);
   out += fmt::format(" --parallelism.data_parallel_shard_degree={} --parallelism.data_parallel_replicate_degree={}", whole ? (layout.zero == 3 ? layout.dp : 1) : shard,
                      whole ? (layout.zero == 3 ? 1 : layout.dp) : layout.dp / std::max<int64_t>(1, shard));
   out += fmt::format(" --parallelism.tensor_parallel_degree={} --parallelism.pipeline_parallel_degree={} --parallelism.context_parallel_degree={}", layout.tp, layout.pp, layout.cp);
-  if (layout.pp > 1) out += fmt::format(" --parallelism.pipeline_parallel_schedule={}", layout.chunks > 1 ? "Interleaved1F1B" : "1F1B");
+  if (layout.pp > 1) out += fmt::format(" --parallelism.pipeline_parallel_schedule={}", layout.schedule == "zb-v" ? "ZBVZeroBubble" : layout.schedule == "zb-h1" ? "InterleavedZeroBubble" : layout.chunks > 1 ? "Interleaved1F1B" : "1F1B");
   const char* mode = layout.recompute == layout::Recompute::full ? "full" : layout.recompute == layout::Recompute::none ? "none" : "selective";
   return out + fmt::format(" --activation_checkpoint.mode={}\n", mode);
 }
@@ -74,7 +77,8 @@ std::string plan_toml(const SearchRequest& request, const Candidate& candidate, 
       {"layout", "ep", std::to_string(layout.ep), layout.ep == 1},
       {"layout", "zero", std::to_string(layout.zero), layout.zero == 0},
       {"layout", "shard_group", std::to_string(layout.shard_group), layout.shard_group == 0},
-      {"layout", "schedule", quoted(layout.chunks > 1 ? "interleaved" : layout.schedule), layout.pp == 1},
+      {"layout", "schedule", quoted(layout.chunks > 1 && layout.schedule == "1f1b" ? "interleaved" : layout.schedule), layout.pp == 1},
+      {"layout", "offload", layout.offload ? "true" : "false", !layout.offload},
   };
   std::string out = fmt::format("# weft plan: {} on {} x {}\n# predicted: {:.4g} s a step, {:.0f} tok/s, {:.1f} GiB on the fullest rank (fits with {:.0f}%)\n", request.spec.name, request.devices,
                                 request.machine.device.name, candidate.time.step, candidate.tokens_per_second, candidate.memory.device() / kGiB, 100 * candidate.memory.fit_probability);

@@ -125,7 +125,7 @@ void fill_states(Memory& memory, const Job& job, const StageShare& stage) {
   };
   memory.weights = share(state.weight, 3);
   memory.gradients = share(state.gradient, 2);
-  memory.optimizer = share(state.optimizer, 1);
+  memory.optimizer = layout.offload ? 0 : share(state.optimizer, 1);
 }
 
 /// Bytes per logit alive at once in the loss; see Software::Loss.

@@ -82,7 +82,7 @@ std::string estimate_text(const Job& job, const Estimate& estimate, const Rates&
 Json layout_json(const layout::Layout& layout) {
   return {{"pp", layout.pp}, {"chunks", layout.chunks}, {"dp", layout.dp}, {"cp", layout.cp}, {"tp", layout.tp}, {"ep", layout.ep}, {"etp", layout.etp},
           {"sequence_parallel", layout.sequence_parallel}, {"zero", layout.zero}, {"shard_group", layout.shard_group}, {"micro_batch", layout.micro_batch},
-          {"micro_batches", layout.micro_batches()}, {"global_batch", layout.global_batch}, {"recompute", layout::recompute_name(layout.recompute)}, {"schedule", layout.schedule}};
+          {"micro_batches", layout.micro_batches()}, {"global_batch", layout.global_batch}, {"recompute", layout::recompute_name(layout.recompute)}, {"schedule", layout.schedule}, {"offload", layout.offload}};
 }
 
 namespace {

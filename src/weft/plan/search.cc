@@ -107,7 +107,13 @@ class Space {
         layout.shard_group = group;
         for (Recompute recompute : {Recompute::none, Recompute::half, Recompute::full}) {
           layout.recompute = recompute;
-          visit(layout);
+          for (const std::string& schedule : request_.schedules) {
+            // A V of two chunks, a split backward over one: other combinations are not schedules of their own.
+            const bool plain = schedule == "1f1b";
+            if (!plain && (layout.pp == 1 || layout.chunks != (schedule == "zb-v" ? 2 : 1))) continue;
+            layout.schedule = schedule;
+            visit(layout);
+          }
         }
       }
     }
@@ -165,6 +171,8 @@ std::string nearest_change(const Layout& wrong, const std::vector<Candidate>& fi
     if (other.zero != wrong.zero) differences.push_back(fmt::format("zero {}", other.zero));
     if (other.recompute != wrong.recompute) differences.push_back(fmt::format("recompute {}", layout::recompute_name(other.recompute)));
     if (other.micro_batch != wrong.micro_batch) differences.push_back(fmt::format("micro-batch {}", other.micro_batch));
+    if (other.schedule != wrong.schedule) differences.push_back("schedule " + other.schedule);
+    if (other.offload != wrong.offload) differences.push_back(other.offload ? "offload" : "no offload");
     if (other.ep != wrong.ep) differences.push_back(fmt::format("ep {}", other.ep));
     if (differences.size() == 1 && (nearest == nullptr || candidate.time.step < nearest->time.step)) nearest = &candidate, what = differences[0];
   }
@@ -189,6 +197,10 @@ Findings check(const SearchRequest& request) {
   divides("tp", request.tp, request.spec.blocks.front().attention.heads, "attention heads");
   divides("pp", request.pp, request.devices, "devices");
   divides("cp", request.cp, request.devices, "devices");
+  for (const std::string& schedule : request.schedules)
+    if (schedule != "1f1b" && schedule != "zb-h1" && schedule != "zb-v") findings.add("schedule", "\"" + schedule + "\" is not searched", "use 1f1b, zb-h1 or zb-v");
+  if (std::find(request.schedules.begin(), request.schedules.end(), "1f1b") == request.schedules.end() && request.pp.empty())
+    findings.add("schedule", "without 1f1b only pipelines are left", "add 1f1b, or give --pp");
   for (int64_t pp : request.pp)
     if (pp > request.spec.layers()) findings.add("pp", fmt::format("{} stages for {} layers", pp, request.spec.layers()), fmt::format("pp <= {}", request.spec.layers()));
   return findings;
@@ -213,10 +225,14 @@ SearchResult search(const SearchRequest& request, const cost::Tuning& tuning) {
   };
   std::map<Strategy, Loser> losers;
   std::map<Strategy, bool> fits;
-  Space(request).each([&](const Layout& layout) {
+  Space(request).each([&](Layout layout) {
     ++result.considered;
     job.layout = layout;
     Memory memory = peak_memory(job, tuning);
+    if (memory.fit_probability < least && request.offload && layout.zero < 3) {
+      layout.offload = job.layout.offload = true;
+      memory = peak_memory(job, tuning);
+    }
     const Strategy strategy = strategy_of(layout);
     if (memory.fit_probability < least) {
       auto [found, fresh] = losers.try_emplace(strategy, Loser{layout, memory});

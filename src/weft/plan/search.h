@@ -24,6 +24,8 @@ struct SearchRequest {
   double fit_probability = 0.9;  ///< least probability of fitting
   std::vector<int64_t> tp, pp, cp, ep, micro_batch;
   std::vector<int> zero;
+  std::vector<std::string> schedules{"1f1b", "zb-h1", "zb-v"};  ///< of pipelines; 1f1b is interleaved over several chunks
+  bool offload = true;  ///< what does not fit is tried with the optimizer in host memory
 };
 
 struct Candidate {
@@ -45,7 +47,7 @@ struct Rejection {
 struct SearchResult {
   std::vector<Candidate> ranked;      ///< best first
   std::vector<Candidate> pareto;      ///< no other is faster with less memory
-  std::vector<Rejection> rejected;    ///< one per strategy (tp, pp, cp, zero) that never fits
+  std::vector<Rejection> rejected;    ///< one per strategy (tp, pp, cp, zero) that never fits, offloaded or not
   int64_t considered = 0;             ///< legal layouts
   int64_t fitting = 0;
   double seconds = 0;                 ///< wall time of the search

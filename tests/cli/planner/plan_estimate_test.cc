@@ -53,13 +53,27 @@ TEST(EstimateCommand, ReadsATrainingConfigurationAndCountsEnergy) {
   EXPECT_EQ(weft_command("estimate --config /nonexistent.toml").exit_code, 2);
 }
 
+TEST(EstimateCommand, PlansForThisMachineAndForMeasuredOnes) {
+  EXPECT_EQ(weft_command("estimate --model gpt2 --machine local --precision fp32 --batch 8 --seq 256").exit_code, 0);
+  const std::string path = ::testing::TempDir() + "/weft_machine.toml";
+  std::ofstream(path) << "[machine]\nname = \"mine\"\ndevices = 2\ncores = 1\nmemory_gib = 12.0\nmemory_gbps = 10.0\nmatmul_fp32_gflops = 100.0\nlink_gbps = 3.0\noperation_us = 2.0\n";
+  const std::string job = "estimate --model gpt2 --precision fp32 --batch 8 --seq 256 --devices 2 --json --machine ";
+  const Json json = Json::parse(weft_command(job + path).out);
+  EXPECT_EQ(json["device"], "mine");
+  // 6 x 124 M parameters x 8 x 256 tokens on two devices of 100 GFLOP/s take at least 7.6 s.
+  EXPECT_GT(json["time"]["step_s"].get<double>(), 7.6);
+  EXPECT_LT(json["time"]["step_s"].get<double>(), 20);
+  std::ofstream(path) << "[machine]\nname = 3\n";
+  EXPECT_THAT(weft_output(job + path).out, HasSubstr("matmul_fp32_gflops: is missing"));
+}
+
 TEST(EstimateCommand, FindingsAllAtOnceWithExitTwo) {
   const CommandResult answer = weft_output("estimate --model llama3-8b --tp 3 --devices 9 --batch 256");
   EXPECT_EQ(answer.exit_code, 2);
   EXPECT_THAT(answer.out, HasSubstr("3 does not divide the 32 attention heads"));
   EXPECT_THAT(answer.out, HasSubstr("use 255 or 258"));
   for (const char* bad : {"estimate --machine h101", "estimate --model lama", "estimate --devices 0", "estimate --precision int3", "estimate --recompute some", "estimate --seq -4", "estimate --constant gemm_share",
-                          "estimate --pp 0", "estimate --runs /nonexistent.csv", "plan --devices 0", "plan --batch 0", "plan --objective fun", "plan --tp 3", "plan --export slurm", "plan --nic -1"}) {
+                          "estimate --pp 0", "estimate --runs /nonexistent.csv", "plan --devices 0", "plan --batch 0", "plan --objective fun", "plan --tp 3", "plan --export slurm", "plan --nic -1", "plan --schedule zigzag", "estimate --machine /nonexistent.toml"}) {
     const CommandResult refused = weft_output(bad);
     EXPECT_EQ(refused.exit_code, 2) << bad << "\n" << refused.out;
     EXPECT_GT(refused.out.size(), 20u) << bad;

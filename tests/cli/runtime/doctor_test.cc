@@ -14,6 +14,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using ::weft::testing::CommandResult;
+using ::weft::testing::TempDir;
 using ::weft::testing::weft_command;
 using ::weft::testing::weft_output;
 
@@ -36,6 +37,19 @@ TEST(Doctor, ShowsThePlaceOfARankAndWhatIsWrongWithIt) {
   EXPECT_EQ(wrong.exit_code, 0);
   EXPECT_THAT(wrong.out,
               AllOf(HasSubstr("! launcher:"), HasSubstr("LOCAL_RANK: 5 must be below LOCAL_WORLD_SIZE = 3")));
+}
+
+// Two ranks measure together; the file they write is a machine to plan for.
+TEST(Bench, CalibratesIntoAFileThatThePlannerReads) {
+  const TempDir dir;
+  const std::string file = dir / "machine.toml";
+  const auto measured = weft_command("run -n 2 -- " + std::string(WEFT_BINARY) + " bench calibrate --seconds 0.02 --out " + file);
+  ASSERT_EQ(measured.exit_code, 0) << measured.err;
+  const auto planned = weft_command("estimate --model gpt2 --precision fp32 --devices 2 --batch 8 --seq 256 --json --machine " + file);
+  ASSERT_EQ(planned.exit_code, 0) << planned.err;
+  EXPECT_THAT(planned.out, HasSubstr("(2 ranks)"));
+  EXPECT_NE(weft_command("bench").exit_code, 0);
+  EXPECT_EQ(weft_command("bench calibrate --seconds -1").exit_code, 2);
 }
 
 TEST(Command, VersionNamesLibtorchAndCompiler) {

@@ -22,7 +22,7 @@ TEST(Devices, NamesOfPublishedRunsResolve) {
                                                        {"GB200", "GB200"},
                                                        {"MI250X (GCD)", "MI250X (GCD)"},
                                                        {"h100", "H100-80GB-SXM"}};
-  for (const auto& [asked, found] : names) EXPECT_STREQ(find_device(asked).name, found) << asked;
+  for (const auto& [asked, found] : names) EXPECT_EQ(find_device(asked).name, found) << asked;
 }
 
 TEST(Devices, UnknownNameIsAnErrorWithTheName) {

@@ -95,6 +95,43 @@ TEST(Search, ConstraintsAreKept) {
   }
 }
 
+TEST(Search, SchedulesAreSearchedAndKept) {
+  SearchRequest request = request_of("llama3-70b", 64, 64, 8192);
+  request.pp = {4};
+  std::set<std::string> seen;
+  for (const Candidate& candidate : search(request, {}).ranked) seen.insert(candidate.layout.schedule);
+  EXPECT_GE(seen.size(), 2u);
+  request.schedules = {"1f1b"};
+  for (const Candidate& candidate : search(request, {}).ranked) EXPECT_EQ(candidate.layout.schedule, "1f1b");
+  request.schedules = {"zb-h9"};
+  EXPECT_THROW(search(request, {}), ConfigError);
+}
+
+// 8B parameters with fp32 gradients and Adam are 145 GB: on one device of 80 only with the optimizer in host memory, and
+// then only as long as weights and gradients fit.
+TEST(Search, WhatDoesNotFitIsTriedWithTheOptimizerOnTheHost) {
+  SearchRequest request = request_of("llama3-8b", 1, 8, 4096);
+  request.tp = {1};
+  const SearchResult with = search(request, {});
+  ASSERT_FALSE(with.ranked.empty());
+  EXPECT_TRUE(with.ranked.front().layout.offload);
+  EXPECT_EQ(with.ranked.front().memory.optimizer, 0);
+  std::string all;
+  for (const std::string& line : explain(request, with, {})) all += line + "\n";
+  EXPECT_NE(all.find("offload: optimizer state"), std::string::npos) << all;
+  request.offload = false;
+  EXPECT_TRUE(search(request, {}).ranked.empty());
+  // Where it fits without, nothing is offloaded: the host's step is slower.
+  for (const Candidate& candidate : search(request_of("gpt2", 8, 512, 1024), {}).ranked) EXPECT_FALSE(candidate.layout.offload);
+  Job job;
+  job.model = ModelSummary::of(request.spec, 4096);
+  job.machine = request.machine;
+  job.sequence = 4096;
+  const double device = step_time(job, {}).optimizer;
+  job.layout.offload = true;
+  EXPECT_GT(step_time(job, {}).optimizer, 10 * device);
+}
+
 TEST(Search, ExpertsAreSpread) {
   const SearchRequest request = request_of("mixtral-8x7b", 64, 256, 4096);
   std::set<int64_t> degrees;
@@ -125,6 +162,8 @@ TEST(Export, FlagsOfOtherPrograms) {
   candidate.layout.zero = 3, candidate.layout.pp = 1, candidate.layout.chunks = 1, candidate.layout.dp = 8;
   EXPECT_NE(export_flags("torchtitan", request, candidate).find("data_parallel_shard_degree=8"), std::string::npos);
   EXPECT_THROW(export_flags("slurm", request, candidate), ConfigError);
+  candidate.layout.schedule = "zb-h1";
+  EXPECT_THROW(export_flags("megatron", request, candidate), ConfigError);
 }
 
 }  // namespace

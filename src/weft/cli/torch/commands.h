@@ -9,5 +9,6 @@ void add_train(CLI::App& app);
 void add_data(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_doctor(CLI::App& app);
+void add_bench(CLI::App& app);
 
 }  // namespace weft::cli
