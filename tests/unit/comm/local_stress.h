@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -271,7 +272,7 @@ class Rank {
         break;
     }
     p.input = buffer(input.size());
-    std::memcpy(p.input.data, input.data(), input.size());
+    std::copy(input.begin(), input.end(), p.input.data);
     op.input = p.input.data;
     op.output = p.input.data;
     const bool apart = op.call == Call::all_gather || op.call == Call::all_to_all || (op.call == Call::reduce_scatter && own(2) == 0);
