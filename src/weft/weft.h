@@ -7,5 +7,6 @@
 #include "weft/data/loader.h"
 #include "weft/nn/deferred.h"
 #include "weft/nn/sync_batch_norm.h"
+#include "weft/nn/unit.h"
 #include "weft/optim/optim.h"
 #include "weft/parallel/data_parallel.h"

@@ -21,6 +21,7 @@ std::vector<double> losses_of(const std::string& out) {
 
 std::string folder_of_programs() { return std::string(WEFT_BINARY).substr(0, std::string(WEFT_BINARY).rfind('/')); }
 
+/// name: of the program, and its arguments.
 std::vector<double> run_example(const std::string& name, int ranks) {
   const std::string program = folder_of_programs() + "/example_" + name;
   const auto result = ranks == 1 ? testing::run_command(program)
@@ -43,8 +44,13 @@ TEST_P(Example, GivesOneRanksNumbers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Programs, Example, ::testing::Values("data_parallel", "conv_batch_norm", "force_field"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Programs, Example, ::testing::Values("data_parallel", "conv_batch_norm", "conv_batch_norm 2", "conv_batch_norm 3", "force_field",
+                                                              "recurrent 0", "recurrent 1", "recurrent 3"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::ranges::replace(name, ' ', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace weft
