@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "weft/nn/meta_shapes.h"
+
 namespace weft::nn {
 namespace {
 
@@ -46,7 +48,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const bool sees_all = tokens == 1 && !windowed;
     std::optional<at::Tensor> mask;
     if (!causal && !sees_all) mask = seen_keys(tokens, keys, windowed ? spec.window : 0, q.device());
-    y = at::scaled_dot_product_attention(qh, kh, vh, mask, 0.0, causal, scale, grouped);
+    y = q.is_meta() && !mask ? attention_shapes(qh, kh, vh) : at::scaled_dot_product_attention(qh, kh, vh, mask, 0.0, causal, scale, grouped);
   }
   return y.transpose(1, 2).reshape({q.size(0), tokens, -1});
 }

@@ -35,6 +35,7 @@ void apply_to_row(const Mask& mask, int64_t first_index, const T* in, T* out, st
 at::Tensor drop(const Mask& mask, const at::Tensor& input) {
   const at::Tensor x = input.contiguous();
   at::Tensor y = at::empty_like(x);
+  if (x.is_meta()) return y;
   const int64_t tokens = x.size(1), width = x.size(2);
   AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, x.scalar_type(), "dropout", [&] {
     const scalar_t* in = x.const_data_ptr<scalar_t>();

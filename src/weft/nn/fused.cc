@@ -27,9 +27,11 @@ struct Type {
   static Computed* computed_out(const at::Tensor& t) { return static_cast<Computed*>(t.mutable_data_ptr()); }
 };
 
-/// Calls body with the Type of the tensor's elements.
+/// Calls body with the Type of the tensor's elements. Not for meta tensors: they have no elements, and what a kernel allocates
+/// is allocated around it.
 template <class Body>
 void dispatch(const at::Tensor& t, Body body) {
+  if (t.is_meta()) return;
   switch (t.scalar_type()) {
     case at::kDouble: return body(Type<double>{});
     case at::kFloat: return body(Type<float>{});
@@ -189,7 +191,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
       const at::Tensor part = h.narrow(0, first, count);
       at::Tensor logits = buffer.narrow(0, 0, count);
       at::mm_out(logits, part, weight.t());
-      total += cross_entropy(logits, y.const_data_ptr<int64_t>() + first, ignore_index, hidden_needed || weight_needed);
+      total += cross_entropy(logits, y.is_meta() ? nullptr : y.const_data_ptr<int64_t>() + first, ignore_index, hidden_needed || weight_needed);
       if (hidden_needed) {
         at::Tensor out = dhidden.narrow(0, first, count);
         at::mm_out(out, logits, weight);
@@ -226,7 +228,7 @@ bool serves(std::initializer_list<at::Tensor> tensors) {
   const at::ScalarType type = tensors.begin()->scalar_type();
   if (type != at::kDouble && type != at::kFloat && type != at::kBFloat16) return false;
   return std::all_of(tensors.begin(), tensors.end(),
-                     [&](const at::Tensor& t) { return t.is_cpu() && t.scalar_type() == type && t.numel() > 0; });
+                     [&](const at::Tensor& t) { return (t.is_cpu() || t.is_meta()) && t.scalar_type() == type && t.numel() > 0; });
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) { return RmsNorm::apply(x, weight, eps); }

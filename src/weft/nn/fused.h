@@ -8,7 +8,8 @@
 
 namespace weft::nn::fused {
 
-/// True if the kernels serve these tensors: all on the CPU, of one dtype out of fp64, fp32 and bf16.
+/// True if the kernels serve these tensors: all on the CPU (or all on the meta device, where nothing is computed), of one
+/// dtype out of fp64, fp32 and bf16.
 bool serves(std::initializer_list<at::Tensor> tensors);
 
 /// As the functions of the same names in nn/functional.h and nn/rope.h. Differentiable once (a second derivative throws).

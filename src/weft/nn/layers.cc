@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "weft/nn/functional.h"
+#include "weft/nn/meta_shapes.h"
 
 namespace weft::nn {
 
@@ -17,7 +18,9 @@ EmbeddingImpl::EmbeddingImpl(int64_t rows, int64_t hidden, const at::TensorOptio
   weight = register_parameter("weight", at::empty({rows, hidden}, options));
 }
 
-at::Tensor EmbeddingImpl::forward(const at::Tensor& tokens) { return at::embedding(weight, tokens); }
+at::Tensor EmbeddingImpl::forward(const at::Tensor& tokens) {
+  return weight.is_meta() ? embedding_shapes(weight, tokens) : at::embedding(weight, tokens);
+}
 
 NormImpl::NormImpl(int64_t size, model::NormKind kind, bool with_bias, double eps, Kernels kernels,
                    const at::TensorOptions& options)
@@ -31,7 +34,7 @@ at::Tensor NormImpl::forward(const at::Tensor& x) {
     at::Tensor y = rms_norm(x, weight, eps_, kernels_);
     return bias.defined() ? y + bias : y;
   }
-  return at::layer_norm(x, weight.sizes(), weight, bias, eps_, false);
+  return x.is_meta() ? layer_norm_shapes(x, weight, bias) : at::layer_norm(x, weight.sizes(), weight, bias, eps_, false);
 }
 
 }  // namespace weft::nn
