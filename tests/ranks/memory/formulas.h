@@ -1,0 +1,105 @@
+// Model states of the trainer in closed form, written down apart from the code that allocates them.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "weft/config/check.h"
+#include "weft/config/run_config.h"
+#include "weft/model/spec.h"
+
+namespace weft::testing {
+
+/// Bytes per parameter of one choice of dtypes.
+struct Case {
+  const char* dtype;
+  int64_t weight, gradient, optimizer;
+};
+inline constexpr Case kFp32{"fp32", 4, 4, 8}, kBf16{"bf16", 2, 4, 12}, kFp16{"fp16", 2, 4, 12}, kLow{"bf16", 2, 2, 12};
+
+inline constexpr int64_t kAlignment = 32;
+inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+/// Tensors of one flat buffer: each starts at a multiple of 32 elements, the buffer cuts into `ranks` such parts.
+struct Group {
+  std::vector<int64_t> numels;
+  bool unit = false;  ///< gathered for use under zero = 3
+
+  int64_t padded() const {
+    int64_t sum = 0;
+    for (const int64_t numel : numels) sum += round_up(numel, kAlignment);
+    return sum;
+  }
+  int64_t length(int64_t ranks) const { return round_up(padded(), kAlignment * ranks); }
+  /// Elements of tensors, without padding, in the shard of `rank`.
+  int64_t owned(int64_t rank, int64_t ranks) const {
+    const int64_t begin = rank * (length(ranks) / ranks), end = begin + length(ranks) / ranks;
+    int64_t sum = 0, offset = 0;
+    for (const int64_t numel : numels) {
+      sum += std::max<int64_t>(0, std::min(offset + numel, end) - std::max(offset, begin));
+      offset += round_up(numel, kAlignment);
+    }
+    return sum;
+  }
+};
+
+/// What is reduced together: all (so small a model is one bucket); under zero = 3 each Unit (embedding, layers, head) and the rest.
+inline std::vector<Group> groups_of(const config::RunConfig& c) {
+  std::map<std::string, Group> groups;
+  for (const auto& p : model::parameter_table(config::model_spec(c, c.model.vocab))) {
+    int64_t numel = 1;
+    for (const int64_t size : p.shape) numel *= size;
+    const bool unit = c.parallel.zero == 3 && (p.name.rfind("layers.", 0) == 0 || p.name == "tok.weight" || p.name == "head.weight");
+    Group& group = groups[unit ? p.name.substr(0, p.name.find('.', p.name.find('.') + 1)) : ""];
+    group.unit = unit;
+    group.numels.push_back(numel);
+  }
+  std::vector<Group> list;
+  for (const auto& [name, group] : groups) list.push_back(group);
+  return list;
+}
+
+/// Bytes that stay between two steps.
+struct States {
+  int64_t parameters = 0, gradients = 0, optimizer = 0;
+  int64_t two_units = 0;  ///< of parameters, while two Units exist
+};
+
+/// One rank, or zero = 0: everything on every rank. One element more per tensor of a flat gradient buffer says whether any rank
+/// used it, one per bucket whether all ranks finished.
+inline States replicated(const Case& bytes, const Group& all, int64_t ranks) {
+  const bool flat = ranks > 1 || bytes.weight != bytes.gradient;
+  int64_t numel = 0;
+  for (const int64_t n : all.numels) numel += n;
+  const auto flags = static_cast<int64_t>(all.numels.size()) + 1;
+  return {.parameters = bytes.weight * (flat ? all.padded() : numel),
+          .gradients = bytes.gradient * (flat ? all.padded() + flags : numel),
+          .optimizer = bytes.optimizer * numel};
+}
+
+/// zero = 1 to 3. Full gradients live in at most three buffers of the largest group's size (zero >= 2).
+inline States sharded(const Case& bytes, const std::vector<Group>& groups, int64_t zero, int64_t rank, int64_t ranks) {
+  constexpr size_t kGradientBuffers = 3;
+  States s;
+  int64_t longest = 0, longest_unit = 0;
+  for (const Group& group : groups) {
+    const int64_t length = group.length(ranks), shard = length / ranks;
+    longest = std::max(longest, length);
+    if (group.unit) longest_unit = std::max(longest_unit, length);
+    s.parameters += bytes.weight * (group.unit ? shard : length);
+    s.gradients += bytes.gradient * (zero == 1 ? length : shard);
+    s.optimizer += bytes.optimizer * group.owned(rank, ranks);
+  }
+  if (zero >= 2) s.gradients += bytes.gradient * static_cast<int64_t>(std::min(kGradientBuffers, groups.size())) * longest;
+  s.two_units = 2 * bytes.weight * longest_unit;
+  return s;
+}
+
+inline States states_of(const Case& bytes, const config::RunConfig& c, int64_t rank, int64_t ranks) {
+  const std::vector<Group> groups = groups_of(c);
+  return c.parallel.zero == 0 || ranks == 1 ? replicated(bytes, groups.front(), ranks) : sharded(bytes, groups, c.parallel.zero, rank, ranks);
+}
+
+}  // namespace weft::testing
