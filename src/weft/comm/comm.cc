@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "weft/comm/local/local.h"
+#include "weft/comm/single_transport.h"
 #include "weft/comm/state.h"
 #include "weft/memory/account.h"
 
@@ -48,11 +49,15 @@ std::vector<std::string> Comm::all_gather_text(const std::string& mine) const {
   return texts;
 }
 
-at::Tensor Comm::allocate(at::IntArrayRef sizes, at::ScalarType dtype) const {
-  if (state_->local) return state_->local->allocate(sizes, dtype);
+bool Comm::is_rehearsal() const {
+  return state_->core && dynamic_cast<const detail::FakeTransport*>(state_->core->transport.get()) != nullptr;
+}
+
+at::Tensor Comm::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) const {
+  if (state_->local) return state_->local->allocate(sizes, c10::typeMetaToScalarType(options.dtype()));
   const auto scope = memory::current_category();
   const memory::Scope category(scope == memory::Category::other ? memory::Category::communication : scope);
-  return at::empty(sizes, dtype);
+  return at::empty(sizes, options);
 }
 
 Comm Comm::split(int color, int key, const std::string& name) const {

@@ -78,7 +78,8 @@ class Comm {
 
   /// Uninitialised tensor in memory that this back end moves without staging (shared memory on `local`, plain memory
   /// elsewhere). Collective: all members call it with the same number of bytes. Freed when the last reference goes.
-  at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) const;
+  /// `options`: dtype, and meta for a rehearsal of a program that runs on the meta device.
+  at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options) const;
 
   /// Collective. Members with one colour form a new Comm, ordered by (key, rank). A negative colour gives a size-1 Comm.
   /// ConfigError in a rehearsal, where nobody says the others' colours: use the next one.
@@ -88,6 +89,9 @@ class Comm {
 
   /// The same group with another deadline. Default: WorldOptions::timeout.
   Comm with_timeout(std::chrono::milliseconds timeout) const;
+
+  /// True in World::rehearse(): calls are checked and counted, nothing is moved.
+  bool is_rehearsal() const;
 
   /// Calls and bytes of this group on this rank, by operation ("all_reduce", ...); operations never called are absent.
   std::map<std::string, TrafficCount> traffic() const;

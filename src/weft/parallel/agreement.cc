@@ -55,7 +55,7 @@ void find_shared_memory(const std::vector<NamedTensor>& parameters, Findings& fi
 }
 
 /// Everything that keeps these tensors from being wrapped.
-Findings check_tensors(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers) {
+Findings check_tensors(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers, bool rehearsal) {
   Findings findings;
   std::set<std::string> names;
   for (const std::vector<NamedTensor>* list : {&parameters, &buffers}) {
@@ -66,7 +66,7 @@ Findings check_tensors(const std::vector<NamedTensor>& parameters, const std::ve
         findings.add(where, "is undefined", "leave it out");
       } else if (t.tensor.layout() != at::kStrided) {
         findings.add(where, "is sparse", "data parallelism takes dense tensors");
-      } else if (t.tensor.is_meta() && !nn::start_values(t.tensor)) {
+      } else if (t.tensor.is_meta() && !rehearsal && !nn::start_values(t.tensor)) {
         findings.add(where, nn::kNoValues);
       } else if (!t.tensor.is_leaf()) {
         findings.add(where, "is the result of a computation", "wrap the leaf that it is computed from");
@@ -81,7 +81,7 @@ Findings check_tensors(const std::vector<NamedTensor>& parameters, const std::ve
 
 void check_same_model(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
                       const DataParallelOptions& options, const Comm& comm) {
-  Findings findings = check_tensors(parameters, buffers);
+  Findings findings = check_tensors(parameters, buffers, comm.is_rehearsal());
   check_options(options, comm.size(), findings);
   if (comm.size() == 1) return findings.throw_if_any("DataParallel");
   std::string mine;

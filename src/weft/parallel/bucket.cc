@@ -8,7 +8,7 @@
 namespace weft::parallel {
 
 bool is_view_of(const at::Tensor& grad, const at::Tensor& view) {
-  return grad.layout() == at::kStrided && grad.const_data_ptr() == view.const_data_ptr() && grad.dtype() == view.dtype() && grad.sizes() == view.sizes() &&
+  return grad.layout() == at::kStrided && same_place(grad, view) && grad.dtype() == view.dtype() && grad.sizes() == view.sizes() &&
          grad.strides() == view.strides();
 }
 
@@ -22,7 +22,7 @@ Bucket::Bucket(const std::vector<NamedTensor>& parameters, at::ScalarType gradie
 
   flat_parameters_ = at::zeros({plan.numel}, first.options().dtype(storage_dtype).requires_grad(false));
   const auto slots = static_cast<int64_t>(parameters.size());
-  flat_gradients_ = comm.allocate({plan.numel + slots + 1}, gradient_dtype).zero_();
+  flat_gradients_ = comm.allocate({plan.numel + slots + 1}, first.options().requires_grad(false).dtype(gradient_dtype)).zero_();
   gradients_ = flat_gradients_.narrow(0, 0, plan.numel);
   flags_ = flat_gradients_.narrow(0, plan.numel, slots + 1);
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -107,10 +107,14 @@ bool Bucket::wait() {
   if (auto finish = std::exchange(finish_hook_, nullptr)) finish();
   // released(), not only wait(): whoever clips or zeroes next writes here, and peers may still read.
   work_.released();
-  return flags_[flags_.numel() - 1].item<float>() == 0.0F;
+  return number_of(flags_[flags_.numel() - 1]) == 0.0;
 }
 
 void Bucket::present() {
+  if (flags_.is_meta()) {  // a rehearsal, where every rank does as this one: the slots have what they have
+    for (Slot& slot : slots_) slot.reduced = true;
+    return;
+  }
   const at::Tensor flags = flags_.to(at::kFloat);
   const float* used = flags.const_data_ptr<float>();
   for (size_t i = 0; i < slots_.size(); ++i) {

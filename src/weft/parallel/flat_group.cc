@@ -14,15 +14,6 @@
 #include "weft/parallel/storage_state.h"
 
 namespace weft::parallel {
-namespace {
-
-/// A tensor of its own on a stretch of `memory`'s bytes: it has its own access state and version.
-at::Tensor alias(const at::Tensor& memory, int64_t offset, int64_t numel) {
-  auto* data = static_cast<char*>(memory.mutable_data_ptr()) + offset * static_cast<int64_t>(memory.element_size());
-  return at::from_blob(data, {numel}, [keep = memory](void*) {}, memory.options());
-}
-
-}  // namespace
 
 FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, const DataAxes& axes)
     : plan_(std::move(plan)), comm_(axes.gathers), reductions_(axes.shard), replicas_(axes.replicas) {
@@ -35,12 +26,12 @@ FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, cons
   numel_ = place.numel;
   shard_numel_ = numel_ / comm_.size();
   const at::Tensor& first = parameters.front().tensor;
-  const bool deferred = first.is_meta();
+  const bool deferred = nn::start_values(first) != nullptr;
   auto options = first.options().requires_grad(false).dtype(c10::toRealValueType(first.scalar_type()));
   if (deferred) options = options.device(at::kCPU);
   const bool whole = plan_.residence == Residence::whole;
-  memory_ = comm_.allocate({whole ? numel_ : shard_numel_}, c10::typeMetaToScalarType(options.dtype()));
-  full_ = whole ? alias(memory_, 0, numel_) : at::empty({numel_}, options);
+  memory_ = comm_.allocate({whole ? numel_ : shard_numel_}, options);
+  full_ = whole ? alias_of(memory_, 0, numel_, memory_.scalar_type()) : at::empty({numel_}, options);
   if (!deferred) full_.zero_();
   std::vector<std::shared_ptr<const nn::StartValues>> rules;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -55,7 +46,7 @@ FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, cons
     }
     slots_.push_back({.name = parameters[i].name, .parameter = parameter, .shard = {}, .shard_grad = {}, .offset = place.offsets[i]});
   }
-  shard_ = whole ? alias(memory_, comm_.rank() * shard_numel_, shard_numel_) : memory_;
+  shard_ = whole ? alias_of(memory_, comm_.rank() * shard_numel_ * memory_.element_size(), shard_numel_, memory_.scalar_type()) : memory_;
   message_ = whole ? fmt::format("the parameters of {} ('{}' and {} more) are out of date: after backward each rank updates its own "
                                  "part of them. After a step of an optimizer that is not Weft's call refresh() on the DataParallel, or "
                                  "continue_accumulation() when there was no step",
@@ -96,9 +87,9 @@ FlatGroup::OwnPart FlatGroup::own_part_of(const FlatSlot& slot) const {
 void FlatGroup::make_shard_views() {
   if (!plan_.trainable) return;
   const memory::Scope scope(memory::Category::gradients);
-  if (!plan_.keep_full_gradients) shard_gradients_ = replicas_.allocate({shard_numel_}, plan_.gradient_dtype).zero_();
+  if (!plan_.keep_full_gradients) shard_gradients_ = replicas_.allocate({shard_numel_}, memory_.options().dtype(plan_.gradient_dtype)).zero_();
   if (plan_.keep_full_gradients) {
-    full_gradients_ = reductions_.allocate({numel_}, plan_.gradient_dtype).zero_();
+    full_gradients_ = reductions_.allocate({numel_}, memory_.options().dtype(plan_.gradient_dtype)).zero_();
     shard_gradients_ = own_part(full_gradients_);
   }
   const int64_t begin = comm_.rank() * shard_numel_;

@@ -62,6 +62,7 @@ class FlatGroup {
   const std::vector<FlatSlot>& slots() const { return slots_; }
   const Plan& plan() const { return plan_; }
   int64_t gradient_bytes() const;
+  at::Device device() const { return memory_.device(); }
 
   void start_gather();
   /// From the copy that reshard() left if there is one; else start_gather().

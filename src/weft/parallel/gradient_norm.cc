@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "weft/core/error.h"
+#include "weft/parallel/flat_view.h"
 
 namespace weft::parallel {
 namespace {
@@ -30,7 +31,7 @@ double gradient_norm(const std::vector<NamedTensor>& tensors, double norm_type, 
   for (const NamedTensor& t : tensors) {
     const at::Tensor& grad = t.tensor.grad();
     if (!grad.defined() || grad.numel() == 0) continue;
-    const double norm = at::linalg_vector_norm(grad, norm_type, std::nullopt, /*keepdim=*/false, result_dtype(grad)).item<double>();
+    const double norm = number_of(at::linalg_vector_norm(grad, norm_type, std::nullopt, /*keepdim=*/false, result_dtype(grad)));
     nan = nan || std::isnan(norm);
     total = infinite ? std::max(total, norm) : total + std::pow(norm, norm_type);
   }

@@ -1,16 +1,16 @@
 #include "weft/parallel/gradient_pool.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include "weft/memory/account.h"
+#include "weft/parallel/flat_view.h"
 
 namespace weft::parallel {
 
-GradientPool::GradientPool(int count, int64_t bytes, const Comm& comm) {
+GradientPool::GradientPool(int count, int64_t bytes, at::Device device, const Comm& comm) : device_(device) {
   const memory::Scope scope(memory::Category::gradients);
   for (int i = 0; i < count && bytes > 0; ++i) {
-    buffers_.push_back(std::make_unique<Buffer>(Buffer{.bytes = comm.allocate({bytes}, at::kByte), .last = {}}));
+    buffers_.push_back(std::make_unique<Buffer>(Buffer{.bytes = comm.allocate({bytes}, at::TensorOptions(at::kByte).device(device)), .last = {}}));
   }
 }
 
@@ -22,12 +22,11 @@ at::Tensor GradientPool::take(int64_t numel, at::ScalarType dtype, Buffer*& buff
     candidate->last.released();
     candidate->taken = true;
     buffer = candidate.get();
-    return at::from_blob(candidate->bytes.mutable_data_ptr(), {numel}, [keep = candidate->bytes](void*) {},
-                         at::TensorOptions().dtype(dtype));
+    return alias_of(candidate->bytes, 0, numel, dtype);
   }
   buffer = nullptr;
   const memory::Scope scope(memory::Category::gradients);
-  return at::empty({numel}, at::TensorOptions().dtype(dtype));
+  return at::empty({numel}, at::TensorOptions(dtype).device(device_));
 }
 
 }  // namespace weft::parallel

@@ -19,8 +19,8 @@ class GradientPool {
     bool taken = false;
   };
 
-  /// `count` buffers of `bytes` each in memory that `comm` reads in place. Collective.
-  GradientPool(int count, int64_t bytes, const Comm& comm);
+  /// `count` buffers of `bytes` each on `device`, in memory that `comm` reads in place. Collective.
+  GradientPool(int count, int64_t bytes, at::Device device, const Comm& comm);
 
   /// A tensor [numel] of `dtype`, uninitialised; `buffer` is set to its owner, or to null when all buffers of the pool are in
   /// use. It is private memory then, which is reduced with a copy more; waiting could deadlock, because peers that run
@@ -28,6 +28,7 @@ class GradientPool {
   at::Tensor take(int64_t numel, at::ScalarType dtype, Buffer*& buffer);
 
  private:
+  at::Device device_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
 };
 

@@ -179,7 +179,10 @@ void ShardedEngine::build(ShardingPlan& plan) {
   }
   // The peers' buffers of one group are read while the next group fills its own, and a third is ready early.
   constexpr size_t kPooledBuffers = 3;
-  pool_ = std::make_unique<GradientPool>(static_cast<int>(std::min(kPooledBuffers, trainable_.size())), largest, axes_.shard);
+  if (!trainable_.empty()) {
+    pool_ = std::make_unique<GradientPool>(static_cast<int>(std::min(kPooledBuffers, trainable_.size())), largest,
+                                           trainable_.front()->device(), axes_.shard);
+  }
   for (const NamedTensor& p : plan.all) {
     if (p.tensor.requires_grad()) shards_.push_back({p.name, shard_of.at(p.tensor.unsafeGetTensorImpl())});
   }

@@ -91,6 +91,11 @@ Job make_job(const config::RunConfig& config, int64_t ranks) {
   return job;
 }
 
+data::TrainBatches train_batches(const Job& job, const Comm& comm) {
+  const data::Sampler sampler(job.train.size(), static_cast<uint64_t>(job.config.train.seed), job.config.data.shuffle);
+  return {job.train, sampler, job.config.train.global_batch, job.accumulation.micro_batch, comm.rank(), comm.size()};
+}
+
 WorldOptions world_options(const config::RunConfig& config) {
   WorldOptions options;
   if (config.layout.backend == "local") options.backend = BackendKind::local;

@@ -38,6 +38,9 @@ at::ScalarType gradient_type(const Job& job);
 /// Back end and deadline as configured, for World::init.
 WorldOptions world_options(const config::RunConfig& config);
 
+/// This rank's part of every global batch; `comm`: the data-parallel ranks.
+data::TrainBatches train_batches(const Job& job, const Comm& comm);
+
 /// What `weft train --dry-run` prints: sizes, derived accumulation, memory per rank.
 std::string describe(const Job& job);
 /// The same as a JSON object.

@@ -1,6 +1,7 @@
 #include "weft/train/learner.h"
 
 #include "weft/memory/cpu_allocator.h"
+#include "weft/parallel/flat_view.h"
 #include "weft/parallel/gradient_hook.h"
 
 namespace weft::train {
@@ -8,12 +9,13 @@ namespace {
 
 using memory::Category;
 
-models::Transformer make_model(const Job& job, const Comm& comm) {
+models::Transformer make_model(const Job& job, const Comm& comm, at::Device device) {
   const memory::Scope scope(Category::parameters);
   models::TransformerOptions options;
   // No rank holds the whole model before it is sharded.
-  options.deferred = job.config.parallel.zero > 0 && comm.size() > 1;
+  options.deferred = job.config.parallel.zero > 0 && comm.size() > 1 && !device.is_meta();
   options.dtype = job.dtype;
+  options.device = device;
   options.seed = static_cast<uint64_t>(job.config.train.seed);
   return models::Transformer(job.spec, options);
 }
@@ -68,8 +70,9 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const config::OptimizerC
 
 }  // namespace
 
-Learner::Learner(const Job& job, const Comm& comm)
-    : model_(make_model(job, comm)),
+Learner::Learner(const Job& job, const Comm& comm, at::Device device)
+    : device_(device),
+      model_(make_model(job, comm, device)),
       dp_(make_data_parallel(model_, comm, job)),
       optimizer_(make_optimizer(job.config.optimizer, dp_)),
       global_batch_(job.config.train.global_batch),
@@ -86,14 +89,16 @@ StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update
   const bool reduce_every_pass = dp_.options().sharding >= Sharding::gradients;
   for (int64_t pass = 0; pass < passes; ++pass) {
     const memory::Scope scope(Category::activations);
-    const data::Batch batch = batches.at(update * global_batch_, pass);
+    data::Batch batch = batches.at(update * global_batch_, pass);
+    batch.inputs = batch.inputs.to(device_);
+    batch.targets = batch.targets.to(device_);
     dp_.sync(reduce_every_pass || pass + 1 == passes);
     if (reduce_every_pass && pass > 0 && dp_.comm().size() > 1) dp_.continue_accumulation();
     const nn::TokenPlace place{.step = update, .first_sample = batch.first_sample};
     const nn::LossSum loss = model_->loss_sum(batch.inputs, batch.targets, models::kIgnoreIndex, place);
     const at::Tensor mean = scale_loss(loss.sum, batches.tokens_per_step(), dp_);
     (scaler_ ? scaler_->scale(mean) : mean).backward();
-    result.loss_sum += loss.sum.item<double>();
+    result.loss_sum += parallel::number_of(loss.sum);
   }
   result.skip = scaler_ && !scaler_->unscale(dp_);
   if (result.skip) return result;

@@ -22,8 +22,9 @@ struct StepResult {
 
 class Learner {
  public:
-  /// Collective over `comm`, the data-parallel ranks.
-  Learner(const Job& job, const Comm& comm);
+  /// Collective over `comm`, the data-parallel ranks. On the meta device (a rehearsal) nothing is computed: the same tensors are
+  /// made and freed, and losses and norms are 0.
+  Learner(const Job& job, const Comm& comm, at::Device device = at::kCPU);
 
   /// Forward and backward over this rank's micro-batches of update number `update` (from 0), reduction and clipping.
   /// The loss of every target counts the same: sums are divided by the step's number of targets alone.
@@ -38,6 +39,7 @@ class Learner {
   DataParallel& data_parallel() { return dp_; }
 
  private:
+  at::Device device_;
   models::Transformer model_;
   DataParallel dp_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;

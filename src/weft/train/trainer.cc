@@ -58,9 +58,7 @@ class Loop {
         hooks_(hooks),
         folder_(folder),
         learner_(job, comm_),
-        batches_(job.train,
-                 data::Sampler(job.train.size(), static_cast<uint64_t>(job.config.train.seed), job.config.data.shuffle),
-                 job.config.train.global_batch, job.accumulation.micro_batch, comm_.rank(), comm_.size()),
+        batches_(train_batches(job, comm_)),
         rate_(learning_rate(job.config)) {}
 
   RunResult run() {

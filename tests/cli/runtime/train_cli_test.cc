@@ -219,6 +219,20 @@ TEST_F(TrainCommand, OutOfMemoryEndsWithTheTableAndTheLargestLever) {
   }
 }
 
+TEST_F(TrainCommand, RehearsalTellsMemoryAndTrafficOfAnyRank) {
+  const std::string rehearse = "rehearse " + (dir_ / "run.toml");
+  const auto wide = nlohmann::json::parse(weft_command(rehearse + " --world 64 --rank 63 --set train.global_batch=64 --set parallel.zero=3 --json").out);
+  const auto alone = nlohmann::json::parse(weft_command(rehearse + " --set train.global_batch=1 --json").out);
+  EXPECT_LT(wide["kept"]["optimizer"].get<double>(), alone["kept"]["optimizer"].get<double>() / 32);
+  EXPECT_GT(wide["per_step"]["all_gather"]["sent"].get<double>(), 0);
+  EXPECT_FALSE(alone.contains("per_step"));
+  EXPECT_THAT(weft_command(rehearse).out, AllOf(HasSubstr("rank 0 of 1"), HasSubstr("peak"), HasSubstr("allocations")));
+  const CommandResult wrong = weft_command(rehearse + " --world 2 --rank 5");
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("rank 5 of a world of 2"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "run")) << "a rehearsal writes nothing";
+}
+
 // The model states do not fit, and each rank keeps all of them: a part would do.
 TEST_F(TrainCommand, OutOfMemoryForStatesPointsToTheDial) {
   const std::string small = "--set train.memory_limit_gb=0.0004 --set train.global_batch=2 --set data.seq=4 --set run.overwrite=true";

@@ -52,7 +52,7 @@ void check(const Case& bytes, int ranks, int64_t vocab, int64_t zero) {
   constexpr double kTolerance = 0.05;  // formulas leave out rows of statistics, token ids and scratch
   const config::RunConfig c = configuration(bytes, vocab, zero);
   int rank = 0;
-  for (const memory::Usage& usage : testing::usage_of_training(c, ranks)) {
+  for (const memory::Usage& usage : testing::TrainerRun(c).usage(ranks)) {
     const double want = formula(bytes, c, rank, ranks);
     EXPECT_NEAR(static_cast<double>(usage.peak), want, kTolerance * want)
         << bytes.dtype << ", zero " << zero << ", vocabulary " << vocab << ", rank " << rank++ << " of " << ranks;

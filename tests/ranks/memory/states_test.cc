@@ -40,7 +40,7 @@ void expect_states(const memory::Usage& usage, const testing::States& want, bool
 void check(const Case& bytes, int ranks, int64_t hidden, int64_t zero = 0) {
   const config::RunConfig c = configuration(bytes, hidden, zero);
   int rank = 0;
-  for (const memory::Usage& usage : testing::usage_of_training(c, ranks)) {
+  for (const memory::Usage& usage : testing::TrainerRun(c).usage(ranks)) {
     SCOPED_TRACE("zero " + std::to_string(zero) + ", rank " + std::to_string(rank) + " of " + std::to_string(ranks));
     const testing::States want = testing::states_of(bytes, c, rank++, ranks);
     const bool autograd_owns_gradients = ranks == 1 && bytes.weight == bytes.gradient;

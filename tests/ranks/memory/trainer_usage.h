@@ -34,33 +34,47 @@ inline std::string train_and_count(World& world, const std::string& file) {
 }
 inline const RankBody kTrainAndCount("train_and_count", train_and_count);
 
-/// Trains `c` (data.train and run.dir are set here) for two steps on `ranks` processes: what each rank held.
-inline std::vector<memory::Usage> usage_of_training(config::RunConfig c, int ranks) {
-  const TempDir dir;
-  data::TokenWriter writer(dir / "train.bin", c.model.vocab, "bytes");
-  std::vector<uint32_t> tokens;
-  for (uint32_t i = 0; i < 4000; ++i) tokens.push_back((i * 5 + i / 11) % static_cast<uint32_t>(c.model.vocab));
-  writer.append(tokens);
-  writer.finish();
-  c.train.steps = 2;
-  c.data.train = dir / "train.bin";
-  c.run.dir = dir / "run";
-  std::ofstream(dir / "run.toml") << config::to_toml(c, false);
-  const auto results = on_processes(ranks, "train_and_count", dir / "run.toml");
-  for (const auto& rank : results) EXPECT_EQ(rank.exit_code, 0) << rank.result;
-  std::vector<memory::Usage> usages;
-  if (::testing::Test::HasFailure()) return usages;
-  for (const auto& json : nlohmann::json::parse(results[0].result)) {
-    memory::Usage u;
-    u.live = json["live"];
-    u.peak = json["peak"];
-    u.live_of = json["live_of"].get<memory::Amounts>();
-    u.at_peak = json["at_peak"].get<memory::Amounts>();
-    u.peak_of = json["peak_of"].get<memory::Amounts>();
-    usages.push_back(u);
+/// A token file and a run folder for `config`, as long as it lives. Two steps.
+class TrainerRun {
+ public:
+  explicit TrainerRun(config::RunConfig config) : config_(std::move(config)) {
+    data::TokenWriter writer(dir_ / "train.bin", config_.model.vocab, "bytes");
+    std::vector<uint32_t> tokens;
+    for (uint32_t i = 0; i < 4000; ++i) tokens.push_back((i * 5 + i / 11) % static_cast<uint32_t>(config_.model.vocab));
+    writer.append(tokens);
+    writer.finish();
+    config_.train.steps = 2;
+    config_.data.train = dir_ / "train.bin";
+    config_.run.dir = dir_ / "run";
+    std::ofstream(dir_ / "run.toml") << config::to_toml(config_, false);
   }
-  EXPECT_EQ(usages.size(), static_cast<size_t>(ranks));
-  return usages;
-}
+
+  const config::RunConfig& config() const { return config_; }
+
+  /// What each of `ranks` processes held.
+  std::vector<memory::Usage> usage(int ranks) const {
+    const auto results = on_processes(ranks, "train_and_count", dir_ / "run.toml");
+    std::vector<memory::Usage> usages;
+    for (const auto& rank : results) {
+      EXPECT_EQ(rank.exit_code, 0) << rank.result;
+      if (rank.exit_code != 0) return usages;
+    }
+    for (const auto& json : nlohmann::json::parse(results[0].result)) {
+      memory::Usage u;
+      u.live = json["live"];
+      u.peak = json["peak"];
+      u.live_of = json["live_of"].get<memory::Amounts>();
+      u.at_peak = json["at_peak"].get<memory::Amounts>();
+      u.peak_of = json["peak_of"].get<memory::Amounts>();
+      usages.push_back(u);
+    }
+    EXPECT_EQ(usages.size(), static_cast<size_t>(ranks));
+    return usages;
+  }
+
+ private:
+  TempDir dir_;
+  config::RunConfig config_;
+};
 
 }  // namespace weft::testing
