@@ -30,7 +30,8 @@ demo: export WEFT_DEMO = 1
 demo: build  ## train a language model on two ranks, five minutes
 	@scripts/demo.sh
 
-test: all  ## the quick tests
+test: configure  ## the quick tests
+	@$(ENV); cmake --build --preset $(PRESET) -j $(JOBS) --target weft_quick_tests
 	@$(ENV); cd $(BUILD); ctest -L quick -j $(JOBS) --output-on-failure --no-tests=error
 
 test-all: all  ## every test but those of real launchers and of the set-up (ctest -L launchers, -L setup)
