@@ -51,7 +51,7 @@ class AttentionShapes : public torch::autograd::Function<AttentionShapes> {
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     variable_list gradients{heads_inside(q), heads_inside(k), heads_inside(v)};
     const int64_t queries = query_block(q.size(2)), keys = key_block(k.size(2));
-    allocate_scratch(q, 2 * queries * keys, 2 * queries * keys);
+    allocate_scratch(q, 2 * queries * keys + queries, 2 * queries * keys);  // scores, their gradients, a sum of each row
     return gradients;
   }
 };

@@ -19,7 +19,8 @@ struct Wire {
 
 Wire make_wire(const BucketReduction& call, at::ScalarType dtype) {
   const int64_t ranks = call.comm.size(), part = (call.gradients.numel() + ranks - 1) / ranks;
-  return {call.comm.allocate({ranks * part}, dtype).zero_(), call.comm.allocate({part}, dtype)};
+  const at::TensorOptions options = call.gradients.options().dtype(dtype);
+  return {call.comm.allocate({ranks * part}, options).zero_(), call.comm.allocate({part}, options)};
 }
 
 }  // namespace

@@ -104,7 +104,8 @@ WorldOptions world_options(const config::RunConfig& config) {
   return options;
 }
 
-int default_threads(const Job& job, int64_t cores, int64_t local_ranks) {
+int rank_threads(const Job& job, int64_t cores, int64_t local_ranks) {
+  if (job.config.train.threads > 0) return static_cast<int>(job.config.train.threads);
   // A thread is worth waking for half a millisecond of work: 5e7 operations at the 100 GFLOP/s of a core.
   constexpr double kWorkPerThread = 5e7;
   const double tokens = static_cast<double>(job.accumulation.micro_batch * job.config.data.seq);

@@ -46,8 +46,8 @@ std::string describe(const Job& job);
 /// The same as a JSON object.
 std::string describe_json(const Job& job);
 
-/// Threads of a rank when train.threads is 0: its share of the cores, but no more than its matrix products can feed (idle
+/// Threads of a rank: train.threads, or if that is 0 its share of the cores, but no more than its matrix products can feed (idle
 /// threads of a small model cost a hundred times the speed when the machine is shared).
-int default_threads(const Job& job, int64_t cores, int64_t local_ranks);
+int rank_threads(const Job& job, int64_t cores, int64_t local_ranks);
 
 }  // namespace weft::train

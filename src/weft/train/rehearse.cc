@@ -1,6 +1,10 @@
 #include "weft/train/rehearse.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
 
 #include "weft/comm/world.h"
 #include "weft/core/error.h"
@@ -8,6 +12,21 @@
 #include "weft/train/learner.h"
 
 namespace weft::train {
+namespace {
+
+/// Kernels borrow scratch for every thread. This process gets its number back.
+class Threads {
+ public:
+  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
+  ~Threads() { at::set_num_threads(before_); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+ private:
+  int before_;
+};
+
+}  // namespace
 
 Rehearsal rehearse(const config::RunConfig& config, int rank, int ranks) {
   if (ranks < 1 || rank < 0 || rank >= ranks) {
@@ -15,6 +34,8 @@ Rehearsal rehearse(const config::RunConfig& config, int rank, int ranks) {
   }
   constexpr int64_t kSteps = 2;
   const Job job = make_job(config, ranks);
+  const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const Threads threads(rank_threads(job, cores, std::min<int64_t>(ranks, cores)));
   memory::install_meta_counter();
   const World world = World::rehearse(rank, ranks);
   Learner learner(job, world.comm(), at::kMeta);

@@ -19,7 +19,8 @@ struct Rehearsal {
 /// Builds the model, the data-parallel engine and the optimizer of rank `rank` of `ranks`, and trains two steps of the
 /// configured micro-batches (the first makes the optimizer's state). Tensors are made and freed as the real run makes and frees
 /// them, so the bytes by category and their peak are its bytes: exactly in fp32 and fp64; 16-bit products of oneDNN borrow some
-/// packing scratch besides while they run. Token files are opened, for their size and vocabulary. ConfigError as make_job.
+/// packing scratch besides while they run. Scratch of kernels is that of train.threads threads, or of what a rank would take on
+/// this machine. Token files are opened, for their size and vocabulary. ConfigError as make_job.
 Rehearsal rehearse(const config::RunConfig& config, int rank, int ranks);
 
 }  // namespace weft::train

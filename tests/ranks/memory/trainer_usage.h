@@ -1,6 +1,7 @@
 // What the trainer's ranks held, for tests of memory accounts. Ranks are processes, as accounts are.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -25,7 +26,8 @@ inline std::string train_and_count(World& world, const std::string& file) {
     if (std::exchange(first, false)) memory::reset_peak();
     return false;
   };
-  const auto result = train::run(config::load(file), world, {.on_job = {}, .stop_requested = forget_construction, .on_step = {}});
+  const auto result = train::run(config::load(file), world, {.on_job = [](const train::Job& job) { at::set_num_threads(static_cast<int>(job.config.train.threads)); },
+                                                                  .stop_requested = forget_construction, .on_step = {}});
   nlohmann::json reply;
   for (const memory::Usage& u : result.memory) {
     reply.push_back({{"live", u.live}, {"peak", u.peak}, {"live_of", u.live_of}, {"at_peak", u.at_peak}, {"peak_of", u.peak_of}});
@@ -44,6 +46,7 @@ class TrainerRun {
     writer.append(tokens);
     writer.finish();
     config_.train.steps = 2;
+    config_.train.threads = 1;
     config_.data.train = dir_ / "train.bin";
     config_.run.dir = dir_ / "run";
     std::ofstream(dir_ / "run.toml") << config::to_toml(config_, false);

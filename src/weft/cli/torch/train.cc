@@ -55,8 +55,7 @@ void install_stop_signals() {
 
 void set_threads(const train::Job& job, const World& world) {
   const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const int64_t asked = job.config.train.threads;
-  at::set_num_threads(asked > 0 ? static_cast<int>(asked) : train::default_threads(job, cores, world.local_size()));
+  at::set_num_threads(train::rank_threads(job, cores, world.local_size()));
 }
 
 void print_job(const train::Job& job, bool json) {
