@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 namespace weft::layout {
 namespace {
@@ -10,14 +11,15 @@ int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1
 
 }  // namespace
 
-FlatPlan place(const std::vector<int64_t>& numels, int64_t parts) {
+FlatPlan place(const std::vector<int64_t>& numels, int64_t parts, int64_t granule) {
+  const int64_t alignment = std::lcm(kFlatAlignment, granule);
   FlatPlan plan;
   plan.offsets.reserve(numels.size());
   for (const int64_t numel : numels) {
     plan.offsets.push_back(plan.numel);
-    plan.numel += round_up(numel, kFlatAlignment);
+    plan.numel += round_up(numel, alignment);
   }
-  plan.numel = round_up(plan.numel, kFlatAlignment * parts);
+  plan.numel = round_up(plan.numel, alignment * parts);
   return plan;
 }
 

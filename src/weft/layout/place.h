@@ -19,8 +19,9 @@ struct FlatPlan {
 };
 
 /// Packs tensors of `numels` elements one after the other, each start aligned to kFlatAlignment, the total to
-/// kFlatAlignment * parts, so that the buffer cuts into `parts` equal aligned shards.
-FlatPlan place(const std::vector<int64_t>& numels, int64_t parts = 1);
+/// kFlatAlignment * parts, so that the buffer cuts into `parts` equal aligned shards. With a granule above 1 the multiples are of
+/// both, so that every cut falls on a multiple of `granule` elements, counted from the beginning of the tensor that it cuts.
+FlatPlan place(const std::vector<int64_t>& numels, int64_t parts = 1, int64_t granule = 1);
 
 /// A parameter as bucketing sees it. Buckets never mix keys (storage, gradient dtype, ...).
 struct BucketItem {

@@ -1,72 +1,15 @@
 #include "weft/optim/optim.h"
 
-#include <torch/serialize/archive.h>
+#include <torch/optim/serialize.h>
 
 #include "weft/core/error.h"
 #include "weft/core/philox.h"
-#include "weft/memory/account.h"
-#include "weft/optim/kernels.h"
 #include "weft/parallel/shard_owner.h"
 
 namespace weft::optim {
-namespace {
-
-/// The loss of an optional closure, evaluated with gradients on (as torch's optimizers do).
-at::Tensor evaluate(const torch::optim::Optimizer::LossClosure& closure) {
-  if (closure == nullptr) return {};
-  const at::AutoGradMode enable_grad(true);
-  return closure();
-}
-
-std::string master_key(size_t index) { return "master/" + std::to_string(index); }
-
-void require_dense(const at::Tensor& parameter, const at::Tensor& grad) {
-  if (parameter.is_contiguous() && grad.layout() == at::kStrided && !parameter.is_complex()) return;
-  throw ConfigError("a parameter of shape " + c10::str(parameter.sizes()) + " is not contiguous, sparse or complex; weft's "
-                    "optimizers update dense real parameters. Use a torch::optim optimizer for it");
-}
-
-/// Sharded parameters have to be gathered after the update, before anybody reads them.
-void notify(const std::vector<OptimizerParamGroup>& groups) {
-  for (const auto& group : groups) {
-    for (const at::Tensor& p : group.params()) parallel::notify_updated(p);
-  }
-}
-
-bool is_16_bit(const at::Tensor& t) { return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf; }
-
-}  // namespace
-
-at::Tensor MasterWeights::of(const at::Tensor& parameter) {
-  if (!is_16_bit(parameter)) return parameter;
-  at::Tensor& master = masters_[parameter.unsafeGetTensorImpl()];
-  if (!master.defined()) master = parameter.detach().to(at::kFloat);
-  return master;
-}
-
-void MasterWeights::save(torch::serialize::OutputArchive& archive, const std::vector<OptimizerParamGroup>& groups) const {
-  size_t index = 0;
-  for (const auto& group : groups) {
-    for (const at::Tensor& p : group.params()) {
-      const auto found = masters_.find(p.unsafeGetTensorImpl());
-      if (found != masters_.end()) archive.write(master_key(index), found->second, /*is_buffer=*/true);
-      ++index;
-    }
-  }
-}
-
-void MasterWeights::load(torch::serialize::InputArchive& archive, const std::vector<OptimizerParamGroup>& groups) {
-  size_t index = 0;
-  for (const auto& group : groups) {
-    for (const at::Tensor& p : group.params()) {
-      at::Tensor master;
-      if (archive.try_read(master_key(index++), master, /*is_buffer=*/true)) masters_[p.unsafeGetTensorImpl()] = master;
-    }
-  }
-}
 
 AdamW::AdamW(const std::vector<OptimizerParamGroup>& groups, AdamWOptions defaults)
-    : torch::optim::AdamW(groups, std::move(defaults)) {
+    : ElementwiseOptimizer(groups, std::make_unique<AdamWOptions>(defaults)) {
   for (const auto& group : param_groups_) {
     if (static_cast<const AdamWOptions&>(group.options()).amsgrad()) {
       throw ConfigError("amsgrad is on, which weft::optim::AdamW does not keep. Use torch::optim::AdamW");
@@ -74,46 +17,27 @@ AdamW::AdamW(const std::vector<OptimizerParamGroup>& groups, AdamWOptions defaul
   }
 }
 
-at::Tensor AdamW::step(LossClosure closure) {
-  const at::Tensor loss = evaluate(closure);
-  const at::NoGradGuard no_grad;
-  const memory::Scope scope(memory::Category::optimizer);
-  for (auto& group : param_groups_) {
-    const auto& options = static_cast<const AdamWOptions&>(group.options());
-    for (at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) update(parameter, options);
-    }
-  }
-  notify(param_groups_);
-  return loss;
+AdamWStep adamw_step(const AdamWOptions& options, int64_t step) {
+  const auto [beta1, beta2] = options.betas();
+  return {.lr = options.lr(), .beta1 = beta1, .beta2 = beta2, .eps = options.eps(), .weight_decay = options.weight_decay(), .step = step};
 }
 
-void AdamW::update(at::Tensor& parameter, const AdamWOptions& options) {
-  const at::Tensor& grad = parameter.grad();
-  require_dense(parameter, grad);
-  const auto rounding = roundings_.find(parameter.unsafeGetTensorImpl());
-  const bool rounded = rounding != roundings_.end();
-  const at::Tensor weight = rounded ? parameter.detach() : masters_.of(parameter);
-  auto& slot = state_[parameter.unsafeGetTensorImpl()];
-  if (!slot) {
-    const auto dtype = rounded ? at::kFloat : weight.scalar_type();
-    auto fresh = std::make_unique<torch::optim::AdamWParamState>();
-    fresh->exp_avg(at::zeros_like(weight, weight.options().dtype(dtype)));
-    fresh->exp_avg_sq(at::zeros_like(weight, weight.options().dtype(dtype)));
-    slot = std::move(fresh);
-  }
-  auto& state = static_cast<torch::optim::AdamWParamState&>(*slot);
-  state.step(state.step() + 1);
-  const auto [beta1, beta2] = options.betas();
-  const AdamWStep step{.lr = options.lr(),
-                       .beta1 = beta1,
-                       .beta2 = beta2,
-                       .eps = options.eps(),
-                       .weight_decay = options.weight_decay(),
-                       .step = state.step()};
-  if (rounded) return adamw_update_rounded(step, weight, grad.contiguous(), state.exp_avg(), state.exp_avg_sq(), rounding->second);
-  adamw_update(step, weight, grad.contiguous(), state.exp_avg(), state.exp_avg_sq(),
-               weight.is_same(parameter) ? at::Tensor() : parameter.detach());
+std::vector<StateSpec> AdamW::own_states(const at::Tensor& parameter, const OptimizerOptions&) const {
+  const at::ScalarType dtype = bf16_moments_ ? at::kBFloat16 : wide_dtype(parameter.scalar_type());
+  return {{.name = "exp_avg", .dtype = dtype}, {.name = "exp_avg_sq", .dtype = dtype}};
+}
+
+bool AdamW::keeps_master(const at::Tensor& parameter) const {
+  return ElementwiseOptimizer::keeps_master(parameter) && !roundings_.contains(parameter.unsafeGetTensorImpl());
+}
+
+void AdamW::update(const Stretch& s, const OptimizerOptions& options) const {
+  const AdamWStep step = adamw_step(static_cast<const AdamWOptions&>(options), s.step);
+  const auto rounding = roundings_.find(s.parameter);
+  if (rounding == roundings_.end()) return adamw_update(step, s.weight, s.grad, s.states[0], s.states[1], s.copy);
+  Rounding from_here = rounding->second;
+  from_here.first += s.begin;
+  adamw_update_rounded(step, s.weight, s.grad, s.states[0], s.states[1], from_here);
 }
 
 void AdamW::round_stochastically(uint64_t seed, const std::vector<NamedTensor>& parameters, const std::vector<int64_t>& begins) {
@@ -123,65 +47,44 @@ void AdamW::round_stochastically(uint64_t seed, const std::vector<NamedTensor>& 
       throw ConfigError("parameter '" + p.name + "' is " + c10::toString(p.tensor.scalar_type()) +
                         "; stochastic rounding is for bf16. Leave it out");
     }
-    roundings_[p.tensor.unsafeGetTensorImpl()] = {
-        .seed = seed, .stream = philox::stream_of("round/" + p.name), .first = i < begins.size() ? begins[i] : 0};
+    const ShardInfo* shard = shard_info(p.tensor);
+    const int64_t begin = i < begins.size() ? begins[i] : shard != nullptr ? shard->begin() : 0;
+    roundings_[p.tensor.unsafeGetTensorImpl()] = {.seed = seed, .stream = philox::stream_of("round/" + p.name), .first = begin};
   }
 }
 
-void AdamW::save(torch::serialize::OutputArchive& archive) const {
-  torch::optim::AdamW::save(archive);
-  masters_.save(archive, param_groups_);
-}
-
-void AdamW::load(torch::serialize::InputArchive& archive) {
-  torch::optim::AdamW::load(archive);
-  masters_.load(archive, param_groups_);
-}
-
-SGD::SGD(const std::vector<OptimizerParamGroup>& groups, SGDOptions defaults)
-    : torch::optim::SGD(groups, std::move(defaults)) {}
-
-at::Tensor SGD::step(LossClosure closure) {
-  const at::Tensor loss = evaluate(closure);
-  const at::NoGradGuard no_grad;
-  const memory::Scope scope(memory::Category::optimizer);
-  for (auto& group : param_groups_) {
-    const auto& options = static_cast<const SGDOptions&>(group.options());
-    for (at::Tensor& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
-      require_dense(parameter, parameter.grad());
-      at::Tensor weight = masters_.of(parameter);
-      at::Tensor update = parameter.grad().to(weight.scalar_type());
-      if (options.weight_decay() != 0) update = update.add(weight.detach(), options.weight_decay());
-      if (options.momentum() != 0) {
-        auto& slot = state_[parameter.unsafeGetTensorImpl()];
-        if (!slot) {
-          auto fresh = std::make_unique<torch::optim::SGDParamState>();
-          fresh->momentum_buffer(update.clone());
-          slot = std::move(fresh);
-        } else {
-          static_cast<torch::optim::SGDParamState&>(*slot).momentum_buffer().mul_(options.momentum()).add_(
-              update, 1 - options.dampening());
-        }
-        const at::Tensor& buffer = static_cast<torch::optim::SGDParamState&>(*slot).momentum_buffer();
-        update = options.nesterov() ? update.add(buffer, options.momentum()) : buffer;
-      }
-      weight.add_(update, -options.lr());
-      if (!weight.is_same(parameter)) parameter.detach().copy_(weight);
+void AdamW::keep_moments_in_bf16() {
+  constexpr double kMost = 0.992;  // 1 - 2^-7: half of bf16's spacing is up to 2^-8 of a number
+  for (const auto& group : param_groups_) {
+    const auto [beta1, beta2] = static_cast<const AdamWOptions&>(group.options()).betas();
+    for (const double beta : {beta1, beta2}) {
+      if (beta <= kMost) continue;
+      throw ConfigError("bf16 moments with a beta of " + std::to_string(beta) + ": a moment that moves by " + std::to_string(1 - beta) +
+                        " of itself per step is rounded back to where it was. Use betas up to 0.992 (0.95 and 0.99 are usual), or fp32 moments");
     }
   }
-  notify(param_groups_);
-  return loss;
+  bf16_moments_ = true;
 }
 
-void SGD::save(torch::serialize::OutputArchive& archive) const {
-  torch::optim::SGD::save(archive);
-  masters_.save(archive, param_groups_);
+void AdamW::save(torch::serialize::OutputArchive& archive) const { torch::optim::serialize<NamedState, AdamWOptions>(archive, *this); }
+void AdamW::load(torch::serialize::InputArchive& archive) { torch::optim::serialize<NamedState, AdamWOptions>(archive, *this); }
+
+SGD::SGD(const std::vector<OptimizerParamGroup>& groups, SGDOptions defaults)
+    : ElementwiseOptimizer(groups, std::make_unique<SGDOptions>(defaults)) {}
+
+std::vector<StateSpec> SGD::own_states(const at::Tensor& parameter, const OptimizerOptions& options) const {
+  if (static_cast<const SGDOptions&>(options).momentum() == 0) return {};
+  return {{.name = "momentum_buffer", .dtype = wide_dtype(parameter.scalar_type())}};
 }
 
-void SGD::load(torch::serialize::InputArchive& archive) {
-  torch::optim::SGD::load(archive);
-  masters_.load(archive, param_groups_);
+void SGD::update(const Stretch& s, const OptimizerOptions& options) const {
+  const auto& o = static_cast<const SGDOptions&>(options);
+  sgd_update({.lr = o.lr(), .momentum = o.momentum(), .dampening = o.dampening(), .weight_decay = o.weight_decay(),
+              .nesterov = o.nesterov(), .first = s.step == 1},
+             s.weight, s.grad, s.states.empty() ? at::Tensor() : s.states[0], s.copy);
 }
+
+void SGD::save(torch::serialize::OutputArchive& archive) const { torch::optim::serialize<NamedState, SGDOptions>(archive, *this); }
+void SGD::load(torch::serialize::InputArchive& archive) { torch::optim::serialize<NamedState, SGDOptions>(archive, *this); }
 
 }  // namespace weft::optim

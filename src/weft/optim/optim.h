@@ -1,4 +1,4 @@
-// Optimizers that update a parameter in one pass, with fp32 master weights for bf16 and fp16 parameters.
+// AdamW and SGD in one pass over a parameter, parameter groups by name, and learning rates over a run.
 #pragma once
 
 #include <torch/optim/adamw.h>
@@ -9,62 +9,58 @@
 #include <utility>
 #include <vector>
 
+#include "weft/optim/elementwise.h"
 #include "weft/optim/kernels.h"
 #include "weft/parallel/data_parallel.h"
 
 namespace weft::optim {
 
 using torch::optim::AdamWOptions;
-using torch::optim::OptimizerParamGroup;
 using torch::optim::SGDOptions;
 
-/// fp32 copies of parameters stored in a 16-bit type; empty for fp32 and fp64 parameters. The parameter is always the
-/// rounding of its master (an update below half a unit of bf16 is not lost).
-class MasterWeights {
- public:
-  /// The tensor to update: the fp32 master of `parameter` (made at the first call), or the parameter itself.
-  at::Tensor of(const at::Tensor& parameter);
-  void save(torch::serialize::OutputArchive& archive, const std::vector<OptimizerParamGroup>& groups) const;
-  void load(torch::serialize::InputArchive& archive, const std::vector<OptimizerParamGroup>& groups);
-
- private:
-  std::unordered_map<const void*, at::Tensor> masters_;
-};
-
-/// AdamW (Loshchilov and Hutter 2019, decoupled weight decay; torch::optim::AdamW's defaults and formulas). One pass over
-/// parameter, gradient and moments. Moments are fp32 for 16-bit parameters. Parameters without gradient are skipped:
-/// no decay, no moment update. amsgrad is refused (ConfigError).
-class AdamW : public torch::optim::AdamW {
+/// AdamW (Loshchilov and Hutter 2019, decoupled weight decay; torch::optim::AdamW's defaults, formulas and archives). One pass over
+/// parameter, gradient and moments. Moments are fp32 for 16-bit parameters. amsgrad is refused (ConfigError).
+class AdamW : public ElementwiseOptimizer {
  public:
   explicit AdamW(const std::vector<OptimizerParamGroup>& groups, AdamWOptions defaults = {});
-  at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
   /// Training in bf16 alone: the bf16 parameters named here get no fp32 master (4 bytes each); instead every update rounds
   /// them stochastically (Gupta et al. 2015), so that small updates survive in expectation. The random bits are a function of
-  /// (seed, step, name, global element), whatever the layout: a parameter that is a shard says where it begins in the
-  /// whole. Call before the first step. ConfigError for a tensor that is not bf16.
+  /// (seed, step, name, global element), whatever the layout: where a tensor begins in the whole parameter is what shard_info()
+  /// says, or `begins`. Call before the first step. ConfigError for a tensor that is not bf16.
   void round_stochastically(uint64_t seed, const std::vector<NamedTensor>& parameters, const std::vector<int64_t>& begins = {});
 
- private:
-  void update(at::Tensor& parameter, const AdamWOptions& options);
+  /// Keeps both moments in bf16, rounded to nearest: 4 bytes per parameter less (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). Call
+  /// before the first step. ConfigError for betas above 0.992: a moment's change in one step, 1 - beta of it, would be below what bf16
+  /// can tell apart, and the moment would stop.
+  void keep_moments_in_bf16();
 
-  MasterWeights masters_;
+  std::vector<StateSpec> own_states(const at::Tensor& parameter, const OptimizerOptions& options) const override;
+  void update(const Stretch& stretch, const OptimizerOptions& options) const override;
+
+ protected:
+  bool keeps_master(const at::Tensor& parameter) const override;
+
+ private:
   std::unordered_map<const void*, Rounding> roundings_;  ///< by parameter
+  bool bf16_moments_ = false;
 };
 
 /// SGD with momentum, dampening, Nesterov and (coupled) weight decay, torch::optim::SGD's formulas.
-class SGD : public torch::optim::SGD {
+class SGD : public ElementwiseOptimizer {
  public:
   explicit SGD(const std::vector<OptimizerParamGroup>& groups, SGDOptions defaults);
-  at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
- private:
-  MasterWeights masters_;
+  std::vector<StateSpec> own_states(const at::Tensor& parameter, const OptimizerOptions& options) const override;
+  void update(const Stretch& stretch, const OptimizerOptions& options) const override;
 };
+
+/// The step of AdamW under `options`.
+AdamWStep adamw_step(const AdamWOptions& options, int64_t step);
 
 /// Two groups: matrices (two or more dims, by the logical shape) keep `options`' weight decay, the rest gets none. `updated`:
 /// what the optimizer holds of each of `parameters` (DataParallel::shards()).

@@ -87,6 +87,12 @@ struct UnitOptions {
   std::optional<at::ScalarType> reduce_dtype;
 };
 
+/// Where parameters may be cut over ranks.
+struct Granule {
+  std::string parameters;  ///< names: "*", "layers.*.weight|head.weight" (core/pattern.h)
+  int64_t elements = 1;    ///< cuts fall on multiples of so many elements, counted row-major from the parameter's beginning
+};
+
 struct DataParallelOptions {
   Sharding sharding = Sharding::none;
   /// Ranks that share one copy of what is sharded; 0 = all. Fewer: replicas x shards (HSDP, PyTorch's HYBRID_SHARD). Neighbouring
@@ -109,6 +115,10 @@ struct DataParallelOptions {
   /// Exceptions for some Units; of a Unit's the first that names it counts. Not under Sharding::none. ConfigError for one that
   /// names no Unit.
   std::vector<UnitOptions> units;
+  /// For optimizers that treat blocks of elements together (8-bit moments have blocks of 256): their numbers do not depend on the
+  /// number of ranks where no block is cut. Of a parameter the first that names it counts; others may be cut anywhere. At most 65536
+  /// elements; costs padding to multiples of that.
+  std::vector<Granule> granules;
   layout::BucketLimits bucket;
   /// false: reduce everything at the end of backward (to tell whether overlap matters; same numbers).
   bool overlap = true;
@@ -175,7 +185,8 @@ class DataParallel {
 
   /// What this rank's optimizer updates: for each of parameters(), in the same order, this rank's elements of it (a flat leaf
   /// tensor, maybe empty, with its reduced gradient as grad()), or the parameter itself under Sharding::none. Any optimizer
-  /// that treats elements alike works on them; gradients of the module's own parameters are undefined after backward.
+  /// that treats elements alike works on them; gradients of the module's own parameters are undefined after backward. Which part
+  /// of the parameter a shard is, and whose the others are: shard_info() (parallel/shard_owner.h).
   const std::vector<NamedTensor>& shards() const;
   /// optimizer.step() and refresh(). ConfigError, by name, for optimizers that need whole tensors (LBFGS). Any optimizer
   /// over shards().

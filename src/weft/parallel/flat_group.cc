@@ -22,7 +22,7 @@ FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, cons
   const memory::Scope scope(memory::Category::parameters);
   std::vector<int64_t> numels;
   for (const NamedTensor& p : parameters) numels.push_back(real_numel(p.tensor));
-  const layout::FlatPlan place = layout::place(numels, comm_.size());
+  const layout::FlatPlan place = layout::place(numels, comm_.size(), plan_.granule);
   numel_ = place.numel;
   shard_numel_ = numel_ / comm_.size();
   const at::Tensor& first = parameters.front().tensor;
@@ -82,6 +82,15 @@ FlatGroup::OwnPart FlatGroup::own_part_of(const FlatSlot& slot) const {
   const int64_t to = std::clamp(slot.offset + real_numel(slot.parameter), begin, begin + shard_numel_);
   const int64_t numel = (to - from) / (slot.parameter.is_complex() ? 2 : 1);
   return {from, at::empty({numel}, slot.parameter.options().device(at::kMeta).requires_grad(false))};
+}
+
+std::vector<int64_t> FlatGroup::cuts(const FlatSlot& slot) const {
+  const int64_t unit = slot.parameter.is_complex() ? 2 : 1;
+  std::vector<int64_t> cuts;
+  for (int64_t r = 0; r <= comm_.size(); ++r) {
+    cuts.push_back(std::clamp<int64_t>(r * shard_numel_ - slot.offset, 0, real_numel(slot.parameter)) / unit);
+  }
+  return cuts;
 }
 
 void FlatGroup::make_shard_views() {

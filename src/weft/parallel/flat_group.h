@@ -50,6 +50,7 @@ class FlatGroup {
     bool trainable = true;
     Residence residence = Residence::whole;
     bool keep_full_gradients = false;  ///< a full gradient buffer of its own for good (ZeRO-1)
+    int64_t granule = 1;               ///< cuts fall on multiples of so many elements of a parameter
     int64_t near = 0;                  ///< ranks that hold a copy between forward and backward; 0: no such copy
     std::optional<at::ScalarType> reduce_dtype;  ///< in which gradients travel; nullopt: as they are kept
   };
@@ -103,6 +104,9 @@ class FlatGroup {
   /// Forgets gradients that were not reduced.
   void drop_local();
   void drop_reduced();
+
+  /// Where the slot's parameter is cut: rank r of the replica holds its elements cuts[r] .. cuts[r + 1] - 1.
+  std::vector<int64_t> cuts(const FlatSlot& slot) const;
 
   /// The slot's parameter still lies in the flat buffer.
   bool at_home(const FlatSlot& slot) const;

@@ -56,6 +56,11 @@ UnitSettings settings_of(const std::string& unit, const DataParallelOptions& o) 
   return settings;
 }
 
+int64_t granule_of(const std::string& parameter, const DataParallelOptions& o) {
+  const auto rule = std::ranges::find_if(o.granules, [&](const Granule& g) { return matches(g.parameters, parameter); });
+  return rule == o.granules.end() ? 1 : rule->elements;
+}
+
 void check_options(const DataParallelOptions& o, int64_t ranks, Findings& findings) {
   if (o.dp_shard != 0 && o.sharding == Sharding::none) {
     return findings.add("dp_shard", fmt::format("{} with Sharding::none, under which nothing is sharded", o.dp_shard),
@@ -69,6 +74,11 @@ void check_options(const DataParallelOptions& o, int64_t ranks, Findings& findin
   if (o.sharding == Sharding::parameters) check_reshard(o.reshard_after_forward, shards, findings);
   check_wire("reduce_dtype", o.reduce_dtype, findings);
   for (const UnitOptions& rule : o.units) check_rule(rule, o, shards, findings);
+  constexpr int64_t kMostGranule = 65536;
+  for (const Granule& g : o.granules) {
+    if (g.elements >= 1 && g.elements <= kMostGranule) continue;
+    findings.add("granules of '" + g.parameters + "'", fmt::format("{} elements; at least 1, at most {}", g.elements, kMostGranule));
+  }
 }
 
 std::string describe(const DataParallelOptions& o) {
@@ -78,6 +88,7 @@ std::string describe(const DataParallelOptions& o) {
                          u.sharding ? std::to_string(static_cast<int>(*u.sharding)) : "-",
                          u.reshard_after_forward ? text_of(*u.reshard_after_forward) : "-", text_of(u.reduce_dtype));
   }
+  for (const Granule& g : o.granules) units += fmt::format("; granules of '{}': {}", g.parameters, g.elements);
   const char* buffers[] = {"broadcast", "average", "local"};
   return fmt::format("options sharding {}, dp_shard {}, reshard_after_forward {}, prefetch {}, grad_scale {}, buffers {}, gradient_dtype {}, "
                      "reduce_dtype {}, reduce_hook {}, bucket {} and {} bytes{}",

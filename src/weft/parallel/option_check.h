@@ -17,6 +17,9 @@ struct UnitSettings {
 };
 UnitSettings settings_of(const std::string& unit, const DataParallelOptions& options);
 
+/// Elements of the parameter that are not cut apart.
+int64_t granule_of(const std::string& parameter, const DataParallelOptions& options);
+
 /// Adds what `ranks` ranks cannot have, with the legal values.
 void check_options(const DataParallelOptions& options, int64_t ranks, Findings& findings);
 

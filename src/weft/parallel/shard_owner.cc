@@ -6,29 +6,40 @@
 #include <memory>
 #include <utility>
 
-namespace weft::parallel {
+namespace weft {
 namespace {
 
 /// Autograd never accumulates into a shard; its hook slot carries the owner.
 class Owner : public torch::autograd::PostAccumulateGradHook {
  public:
-  explicit Owner(std::function<void()> updated) : updated_(std::move(updated)) {}
+  Owner(ShardInfo info, std::function<void()> updated) : info_(std::move(info)), updated_(std::move(updated)) {}
   void operator()(const torch::autograd::Variable&) override {}
+  const ShardInfo& info() const { return info_; }
   void updated() const { updated_(); }
 
  private:
+  ShardInfo info_;
   std::function<void()> updated_;
 };
 
+const Owner* owner_of(const at::Tensor& tensor) {
+  if (!tensor.requires_grad()) return nullptr;
+  return dynamic_cast<const Owner*>(torch::autograd::impl::post_acc_grad_hooks(tensor).get());
+}
+
 }  // namespace
 
-void set_owner(const at::Tensor& shard, std::function<void()> updated) {
-  torch::autograd::impl::set_post_acc_grad_hooks(shard, std::make_unique<Owner>(std::move(updated)));
+const ShardInfo* shard_info(const at::Tensor& tensor) {
+  const Owner* owner = owner_of(tensor);
+  return owner != nullptr ? &owner->info() : nullptr;
 }
 
-void notify_updated(const at::Tensor& parameter) {
-  if (!parameter.requires_grad()) return;
-  if (const auto* owner = dynamic_cast<const Owner*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get())) owner->updated();
+void parallel::set_owner(const at::Tensor& shard, ShardInfo info, std::function<void()> updated) {
+  torch::autograd::impl::set_post_acc_grad_hooks(shard, std::make_unique<Owner>(std::move(info), std::move(updated)));
 }
 
-}  // namespace weft::parallel
+void parallel::notify_updated(const at::Tensor& parameter) {
+  if (const Owner* owner = owner_of(parameter)) owner->updated();
+}
+
+}  // namespace weft

@@ -138,6 +138,7 @@ class ShardedEngine final : public RoundEngine {
 
   DataAxes axes_;
   std::vector<NamedTensor> shards_;
+  std::vector<ShardInfo> infos_;          // of shards_
   std::vector<std::unique_ptr<FlatGroup>> groups_;
   std::vector<FlatGroup*> trainable_;     // in the order of their reductions
   std::vector<int64_t> unit_of_;          // of trainable_; -1 outside of Units
@@ -158,7 +159,11 @@ void ShardedEngine::build(ShardingPlan& plan) {
     units[u].name = plan.units[u];
     units[u].reshard_after_forward = settings_of(plan.units[u], options_).reshard.after_forward();
   }
-  std::unordered_map<const void*, at::Tensor> shard_of;
+  struct Part {
+    at::Tensor shard;
+    ShardInfo info;
+  };
+  std::unordered_map<const void*, Part> part_of;
   int64_t largest = 0;
   for (PlannedGroup& planned : plan.groups) {
     groups_.push_back(std::make_unique<FlatGroup>(planned.plan, planned.parameters, axes_));
@@ -175,7 +180,10 @@ void ShardedEngine::build(ShardingPlan& plan) {
     if (!planned.plan.trainable) continue;
     trainable_.push_back(group);
     unit_of_.push_back(planned.unit);
-    for (const FlatSlot& slot : group->slots()) shard_of.emplace(slot.parameter.unsafeGetTensorImpl(), slot.shard);
+    for (const FlatSlot& slot : group->slots()) {
+      ShardInfo info{.name = slot.name, .shape = slot.parameter.sizes().vec(), .cuts = group->cuts(slot), .ranks = axes_.shard};
+      part_of.emplace(slot.parameter.unsafeGetTensorImpl(), Part{slot.shard, std::move(info)});
+    }
   }
   // The peers' buffers of one group are read while the next group fills its own, and a third is ready early.
   constexpr size_t kPooledBuffers = 3;
@@ -184,7 +192,10 @@ void ShardedEngine::build(ShardingPlan& plan) {
                                            trainable_.front()->device(), axes_.shard);
   }
   for (const NamedTensor& p : plan.all) {
-    if (p.tensor.requires_grad()) shards_.push_back({p.name, shard_of.at(p.tensor.unsafeGetTensorImpl())});
+    if (!p.tensor.requires_grad()) continue;
+    const Part& part = part_of.at(p.tensor.unsafeGetTensorImpl());
+    shards_.push_back({p.name, part.shard});
+    infos_.push_back(part.info);
   }
   set_parameters(std::move(plan.all));
   gathers_ = std::make_unique<UnitGathers>(std::move(units), options_.prefetch, axes_.gathers);
@@ -201,7 +212,7 @@ void ShardedEngine::watch() {
     }
   }
   for (size_t i = 0; i < shards_.size(); ++i) {
-    set_owner(shards_[i].tensor, [weak = weak_from_this(), i] {
+    set_owner(shards_[i].tensor, infos_[i], [weak = weak_from_this(), i] {
       if (auto self = std::static_pointer_cast<ShardedEngine>(weak.lock())) self->on_updated(i);
     });
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <unordered_map>
 
 #include "weft/layout/place.h"
@@ -123,6 +124,9 @@ ShardingPlan plan_sharding(std::vector<NamedTensor> parameters, const std::vecto
   for (auto it = in_unit.rbegin(); it != in_unit.rend(); ++it) add_unit_groups(plan, --index, it->second, options);
   // What lies outside of Units is complete when the first layers are, so it comes last.
   add_whole_groups(plan, whole, options);
+  for (PlannedGroup& group : plan.groups) {
+    for (const NamedTensor& p : group.parameters) group.plan.granule = std::lcm(group.plan.granule, granule_of(p.name, options));
+  }
   return plan;
 }
 

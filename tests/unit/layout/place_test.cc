@@ -15,6 +15,23 @@ TEST(Place, AlignsEveryTensorAndCutsIntoEqualShards) {
   EXPECT_EQ(place({}, 4).numel, 0);
 }
 
+TEST(Place, CutsNoGranuleApart) {
+  for (const int64_t granule : {int64_t{1}, int64_t{7}, int64_t{256}}) {
+    const std::vector<int64_t> numels{5000, 31, 0, 9999};
+    for (int64_t parts = 1; parts <= 5; ++parts) {
+      const FlatPlan plan = place(numels, parts, granule);
+      ASSERT_EQ(plan.numel % (parts * kFlatAlignment), 0);
+      for (size_t i = 0; i < numels.size(); ++i) {
+        EXPECT_EQ(plan.offsets[i] % kFlatAlignment, 0);
+        for (int64_t part = 1; part < parts; ++part) {
+          const int64_t cut = part * (plan.numel / parts) - plan.offsets[i];
+          EXPECT_TRUE(cut <= 0 || cut >= numels[i] || cut % granule == 0) << granule << ' ' << parts << ' ' << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(Buckets, LastParametersComeFirstAndTheFirstOnesFormASmallBucket) {
   const std::vector<BucketItem> items{{60, "f"}, {30, "f"}, {50, "f"}, {40, "f"}, {90, "f"}};
   EXPECT_THAT(make_buckets(items, {.bytes = 100, .last_bytes = 70}),
