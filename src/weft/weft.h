@@ -8,5 +8,6 @@
 #include "weft/nn/deferred.h"
 #include "weft/nn/sync_batch_norm.h"
 #include "weft/nn/unit.h"
+#include "weft/optim/ema.h"
 #include "weft/optim/optim.h"
 #include "weft/parallel/data_parallel.h"

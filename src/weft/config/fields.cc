@@ -72,6 +72,8 @@ std::vector<Field> make_fields() {
     {"train.eval_samples", "validation samples used during training, spread evenly over the file; 0 = all. The last validation uses all", at_least(0), [](C& c) { return &c.train.eval_samples; }},
     {"train.threads", "threads per rank for tensor kernels; 0 = the machine's cores / ranks on it, fewer for models too small to share", between(0, kMostThreads), [](C& c) { return &c.train.threads; }},
     {"train.memory_limit_gb", "GiB that tensors of a rank may hold; a run that needs more ends with a table of what holds it. 0 = what the machine has", between(0, kMostGigabytes), [](C& c) { return &c.train.memory_limit_gb; }},
+    {"train.ema", "decay of a running average of the weights, updated with every step: validation measures it beside the weights, and the run ends with model_ema.safetensors; 0 = none, usual are 0.99 to 0.9999", between(0, 0.9999999), [](C& c) { return &c.train.ema; }},
+    {"train.ema_warmup", "the decay starts low, (1 + k) / (10 + k) at update k, so that the average soon forgets the start values", any(), [](C& c) { return &c.train.ema_warmup; }},
 
     {"optimizer.name", "adamw or sgd", one_of({"adamw", "sgd"}), [](C& c) { return &c.optimizer.name; }},
     {"optimizer.lr", "peak learning rate; adamw: at most 1", above(0, kMostLearningRate), [](C& c) { return &c.optimizer.lr; }},

@@ -39,6 +39,8 @@ struct TrainConfig {
   int64_t eval_samples = 0;
   int64_t threads = 0;
   double memory_limit_gb = 0;
+  double ema = 0;
+  bool ema_warmup = true;
 };
 
 struct OptimizerConfig {

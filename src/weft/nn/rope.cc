@@ -1,6 +1,7 @@
 #include "weft/nn/rope.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -41,7 +42,9 @@ int64_t rotated_channels(const model::RopeSpec& spec, int64_t head_dim) {
 }
 
 RopeTable rope_table(const model::RopeSpec& spec, int64_t head_dim, int64_t positions, const at::TensorOptions& options) {
-  const memory::Scope scope(memory::Category::other);  // lives as long as the model, wherever it is made
+  // Lives as long as the model, wherever it is made: under InferenceMode, too, it is for training later.
+  const memory::Scope scope(memory::Category::other);
+  const c10::InferenceMode ordinary(false);
   const int64_t rotated = rotated_channels(spec, head_dim);
   const auto type = options.dtype() == at::kDouble ? at::kDouble : at::kFloat;
   const at::TensorOptions computed = options.dtype(type).requires_grad(false);

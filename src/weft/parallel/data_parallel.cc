@@ -4,6 +4,7 @@
 #include <torch/optim/lbfgs.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "weft/comm/mesh.h"
 #include "weft/core/error.h"
@@ -22,12 +23,6 @@ std::vector<NamedTensor> named(const torch::OrderedDict<std::string, at::Tensor>
   std::vector<NamedTensor> list;
   for (const auto& item : dict) list.push_back({item.key(), item.value()});
   return list;
-}
-
-std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
-  std::vector<std::string> names;
-  for (const NamedTensor& t : tensors) names.push_back(t.name);
-  return names;
 }
 
 const torch::nn::Module& checked(const std::shared_ptr<torch::nn::Module>& module) {
@@ -104,13 +99,14 @@ Sharding sharding_of_zero(int64_t zero) {
 
 DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers, Comm comm,
                            DataParallelOptions options)
-    : names_(names_of(parameters)),
+    : all_(parameters),
+      buffers_(buffers),
       engine_(make_engine(std::move(parameters), std::move(buffers), {}, std::move(comm), std::move(options))) {}
 
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Comm comm, DataParallelOptions options)
-    : names_(names_of(named(checked(module).named_parameters()))),
-      engine_(make_engine(named(checked(module).named_parameters()), named(checked(module).named_buffers()), units_of(checked(module)),
-                          std::move(comm), std::move(options))) {}
+    : all_(named(checked(module).named_parameters())),
+      buffers_(named(module->named_buffers())),
+      engine_(make_engine(all_, buffers_, units_of(*module), std::move(comm), std::move(options))) {}
 
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh, DataParallelOptions options)
     : DataParallel(std::move(module), mesh["dp"], on_mesh(mesh, std::move(options))) {}
@@ -160,11 +156,57 @@ DataParallel::Full DataParallel::unsharded(const std::string& names) {
                       all[static_cast<size_t>(rank)] + "' on rank " + std::to_string(ranks.world_rank(rank)) +
                       ". Every rank names the same parameters");
   }
-  if (std::none_of(names_.begin(), names_.end(), [&](const std::string& name) { return matches(names, name); })) {
+  if (std::none_of(all_.begin(), all_.end(), [&](const NamedTensor& p) { return matches(names, p.name); })) {
     throw ConfigError("unsharded() of '" + names + "': no parameter has such a name. The first is '" +
-                      (names_.empty() ? std::string() : names_.front()) + "'");
+                      (all_.empty() ? std::string() : all_.front().name) + "'");
   }
   return {engine_, names};
+}
+
+std::vector<NamedTensor> DataParallel::snapshot(std::optional<at::ScalarType> dtype) {
+  const at::NoGradGuard no_grad;
+  std::unordered_map<const void*, at::Tensor> copies;
+  const auto copy = [&](const at::Tensor& t) {
+    const bool convert = dtype && t.is_floating_point();
+    copies.emplace(t.unsafeGetTensorImpl(), t.detach().to(convert ? *dtype : t.scalar_type(), /*non_blocking=*/false, /*copy=*/true,
+                                                          at::MemoryFormat::Contiguous));
+  };
+  engine_->visit_full(copy);
+  for (const NamedTensor& b : buffers_) copy(b.tensor);
+  std::vector<NamedTensor> result;
+  for (const auto* list : {&all_, &buffers_}) {
+    for (const NamedTensor& t : *list) result.push_back({t.name, copies.at(t.tensor.unsafeGetTensorImpl())});
+  }
+  return result;
+}
+
+void DataParallel::write_shards(const std::function<void()>& write) { engine_->write_shards(write); }
+
+void load_values(torch::nn::Module& module, const std::vector<NamedTensor>& values) {
+  std::vector<NamedTensor> targets = named(module.named_parameters());
+  for (NamedTensor& buffer : named(module.named_buffers())) targets.push_back(std::move(buffer));
+  std::unordered_map<std::string, at::Tensor> missing;
+  for (const NamedTensor& v : values) missing.emplace(v.name, v.tensor);
+  Findings findings;
+  std::vector<at::Tensor> sources;
+  for (const NamedTensor& target : targets) {
+    const auto found = missing.extract(target.name);
+    sources.push_back(found ? found.mapped() : at::Tensor());
+    if (!found) {
+      findings.add(target.name, "the module has it, the values have not");
+    } else if (found.mapped().sizes() != target.tensor.sizes()) {
+      findings.add(target.name, c10::str("shape ", found.mapped().sizes(), ", in the module ", target.tensor.sizes()));
+    }
+  }
+  for (const NamedTensor& v : values) {
+    if (missing.contains(v.name)) findings.add(v.name, "the values have it, the module has not");
+  }
+  findings.throw_if_any("values of a module");
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    nn::materialise(targets[i].tensor);
+    targets[i].tensor.copy_(sources[i]);
+  }
 }
 
 }  // namespace weft

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -217,6 +218,15 @@ class DataParallel {
   /// matches or ranks name different ones. Collective; the end of the scope is not.
   Full unsharded(const std::string& names);
 
+  /// A copy of all parameters and buffers by name, in memory of its own: for an evaluation or another thread while training goes
+  /// on (load_values() puts it into a module). Floating-point tensors in `dtype` if that is given. Tied names share a copy. Units
+  /// are gathered one after the other, so a rank holds the copy and one Unit at most. Between steps; collective.
+  std::vector<NamedTensor> snapshot(std::optional<at::ScalarType> dtype = std::nullopt);
+  /// Runs `write`, which may change the values of shards() outside of an optimizer's step (on each rank its own; equal values under
+  /// Sharding::none), and brings them to all ranks, also when it throws. Between steps; collective. ConfigError while a scope of
+  /// gather_full() or unsharded() lives.
+  void write_shards(const std::function<void()>& write);
+
   const Comm& comm() const;
   /// Calls and bytes of all groups that this engine communicates in, by operation.
   std::map<std::string, TrafficCount> traffic() const;
@@ -226,9 +236,17 @@ class DataParallel {
   friend at::Tensor global_mean(const at::Tensor&, int64_t, const DataParallel&);
   void settle() const;
 
-  std::vector<std::string> names_;  // of all parameters
+  std::vector<NamedTensor> all_, buffers_;  // all parameters, frozen and tied ones included
   std::shared_ptr<parallel::Engine> engine_;
 };
+
+/// Copies `values` into the module's parameters and buffers of the same names, in the module's dtypes; one built under
+/// weft::deferred gets memory. ConfigError with every finding, and nothing copied, when names or shapes differ.
+void load_values(torch::nn::Module& module, const std::vector<NamedTensor>& values);
+template <class Contained>
+void load_values(const torch::nn::ModuleHolder<Contained>& holder, const std::vector<NamedTensor>& values) {
+  load_values(static_cast<torch::nn::Module&>(*holder.ptr()), values);
+}
 
 /// loss = sum over all ranks of loss_sum / sum over all ranks of valid_count, in the gradient: returns this rank's share,
 /// scaled for `dp`'s GradScale so that the reduced gradient is exactly that of the global mean. Collective. If no rank

@@ -1,6 +1,7 @@
 // What DataParallel forwards to: the replicated engine (Sharding::none) or the sharded one.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,9 @@ class Engine {
   /// Gathers and keeps the Units with parameters whose names match; what it returns goes to end_full().
   virtual std::vector<size_t> hold_full(const std::string& /*names*/) { return {}; }
   virtual void end_full(const std::vector<size_t>& /*units*/) {}
+  /// Calls `visit` once for every parameter, while its values are whole.
+  virtual void visit_full(const std::function<void(const at::Tensor&)>& visit) = 0;
+  virtual void write_shards(const std::function<void()>& write) = 0;
 };
 
 }  // namespace weft::parallel

@@ -32,6 +32,18 @@ void RoundEngine::set_parameters(std::vector<NamedTensor> all) {
   for (NamedTensor& p : all) (p.tensor.requires_grad() ? parameters_ : frozen_).push_back(std::move(p));
 }
 
+void RoundEngine::visit_full(const std::function<void(const at::Tensor&)>& visit) {
+  settle();
+  for (const auto* list : {&parameters_, &frozen_}) {
+    for (const NamedTensor& p : *list) visit(p.tensor);
+  }
+}
+
+void RoundEngine::write_shards(const std::function<void()>& write) {
+  settle();
+  write();
+}
+
 void RoundEngine::on_gradient(size_t group, size_t slot) {
   settle();
   enter_backward(&parameter_at(group, slot));

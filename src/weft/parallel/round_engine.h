@@ -27,6 +27,8 @@ class RoundEngine : public Engine, public std::enable_shared_from_this<RoundEngi
   double grad_norm(double norm_type) final;
   double clip_grad_norm(double max_norm, double norm_type) final;
   void zero_grad() final;
+  void visit_full(const std::function<void(const at::Tensor&)>& visit) override;
+  void write_shards(const std::function<void()>& write) override;
 
   const std::vector<NamedTensor>& parameters() const final { return parameters_; }
   const Comm& comm() const final { return comm_; }

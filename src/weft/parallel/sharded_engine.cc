@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
@@ -74,6 +75,8 @@ class ShardedEngine final : public RoundEngine {
     return gathers_->hold(names);
   }
   void end_full(const std::vector<size_t>& units) override { gathers_->let_go(units); }
+  void visit_full(const std::function<void(const at::Tensor&)>& visit) override;
+  void write_shards(const std::function<void()>& write) override;
 
  private:
   void build(ShardingPlan& plan);
@@ -220,6 +223,42 @@ void ShardedEngine::watch() {
     hooks_.push_back(watch_unit(weak_from_this(), *gathers_, u));
     unit_modules_[u]->set_hooks(hooks_.back());
   }
+}
+
+void ShardedEngine::visit_full(const std::function<void(const at::Tensor&)>& visit) {
+  settle();
+  refresh();
+  std::unordered_set<const void*> seen;
+  gathers_->visit([&](const FlatGroup& group) {
+    for (const FlatSlot& slot : group.slots()) {
+      visit(slot.parameter);
+      seen.insert(slot.parameter.unsafeGetTensorImpl());
+    }
+  });
+  for (const auto* list : {&parameters_, &frozen_}) {
+    for (const NamedTensor& p : *list) {
+      if (!seen.contains(p.tensor.unsafeGetTensorImpl())) visit(p.tensor);
+    }
+  }
+}
+
+void ShardedEngine::write_shards(const std::function<void()>& write) {
+  settle();
+  if (const std::string held = gathers_->held(); !held.empty()) {
+    throw ConfigError("shards are written while unit '" + held + "' is kept gathered, which would bring its old values back. End the "
+                      "scope of gather_full() or unsharded() first");
+  }
+  gathers_->complete_passes();
+  for (const auto& group : groups_) group->settle();  // peers may still read what they gathered last
+  std::exception_ptr thrown;
+  try {
+    write();
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  mark_stale();
+  refresh();
+  if (thrown) std::rethrow_exception(thrown);
 }
 
 void ShardedEngine::on_updated(size_t shard) {

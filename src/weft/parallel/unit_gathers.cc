@@ -154,8 +154,7 @@ bool UnitGathers::end_backward(bool closes) {
 }
 
 std::vector<size_t> UnitGathers::hold(const std::string& names) {
-  if (in_backward_) end_backward(/*closes=*/false);
-  if (!all_held()) complete_forward();
+  complete_passes();
   std::vector<size_t> chosen;
   for (size_t j = 0; j < units_.size(); ++j) {
     const auto named = [&](const FlatSlot& slot) { return matches(names, slot.name); };
@@ -163,13 +162,38 @@ std::vector<size_t> UnitGathers::hold(const std::string& names) {
     if (std::any_of(units_[j].groups.begin(), units_[j].groups.end(), has_named)) chosen.push_back(j);
   }
   for (const size_t j : chosen) start(j);
-  for (const size_t j : chosen) {
-    wait(j);
-    // Here, because let_go() runs in a destructor: nobody reads the shards any more.
-    for (FlatGroup* group : units_[j].groups) group->settle();
-    ++units_[j].held;
-  }
+  for (const size_t j : chosen) hold_one(j);
   return chosen;
+}
+
+/// Its gather has been started.
+void UnitGathers::hold_one(size_t k) {
+  wait(k);
+  // Here, because let_go() runs in a destructor: nobody reads the shards any more.
+  for (FlatGroup* group : units_[k].groups) group->settle();
+  ++units_[k].held;
+}
+
+void UnitGathers::complete_passes() {
+  if (in_backward_) end_backward(/*closes=*/false);
+  if (!all_held()) complete_forward();
+}
+
+void UnitGathers::visit(const std::function<void(const FlatGroup&)>& see) {
+  complete_passes();
+  for (size_t k = 0; k < units_.size(); ++k) {
+    start(k);
+    hold_one(k);
+    for (const FlatGroup* group : units_[k].groups) see(*group);
+    let_go({k});
+  }
+}
+
+std::string UnitGathers::held() const {
+  for (const ShardedUnit& unit : units_) {
+    if (unit.held > 0) return unit.name;
+  }
+  return {};
 }
 
 void UnitGathers::let_go(const std::vector<size_t>& units) {

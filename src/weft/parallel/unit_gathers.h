@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,12 @@ class UnitGathers {
   /// Gathers the Units with a parameter whose name matches and keeps them until let_go() of what it returns.
   std::vector<size_t> hold(const std::string& names);
   void let_go(const std::vector<size_t>& units);
+  /// Gathers one Unit after the other and calls `see` for each of its groups meanwhile.
+  void visit(const std::function<void(const FlatGroup&)>& see);
+  /// Does its part of all passes that any rank has begun. Collective.
+  void complete_passes();
+  /// A Unit that a scope keeps gathered; empty if there is none.
+  std::string held() const;
 
  private:
   enum Next { kNothing, kMore, kPass };  // the largest that a rank says holds for all
@@ -65,6 +72,7 @@ class UnitGathers {
   void complete_forward();
   void turn_to_backward();
   void begin_backward_pass();
+  void hold_one(size_t k);
   void start_back_to(int64_t k);
   void complete_backward_pass();
 

@@ -117,13 +117,13 @@ int rank_threads(const Job& job, int64_t cores, int64_t local_ranks) {
 
 namespace {
 
-/// Stored per parameter: weights, gradients, two moments of AdamW; of 16-bit weights also fp32 masters. parallel.zero shares
+/// Stored per parameter: weights, gradients, two moments of AdamW; of 16-bit weights also fp32 masters; averages. parallel.zero shares
 /// them out over the ranks of a replica, from the last to the first.
 int64_t state_bytes(const Job& job) {
   const auto weight = static_cast<int64_t>(c10::elementSize(job.dtype));
   const auto gradient = static_cast<int64_t>(c10::elementSize(gradient_type(job)));
   const int64_t wide = std::max<int64_t>(weight, 4);
-  const int64_t states = job.config.optimizer.name == "adamw" ? 2 : 1;
+  const int64_t states = (job.config.optimizer.name == "adamw" ? 2 : 1) + (job.config.train.ema > 0 ? 1 : 0);
   const auto& parallel = job.config.parallel;
   const int64_t shards = parallel.dp_shard > 0 ? parallel.dp_shard : job.accumulation.dp;
   const auto share = [&](int64_t zero, int64_t bytes) {

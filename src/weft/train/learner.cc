@@ -80,6 +80,7 @@ Learner::Learner(const Job& job, const Comm& comm, at::Device device)
   book_own_gradients(dp_);
   const auto& c = job.config.train;
   if (job.dtype == at::kHalf) scaler_.emplace(optim::LossScalerOptions{.initial = c.loss_scale, .growth_interval = c.loss_scale_interval});
+  if (c.ema > 0) ema_.emplace(dp_, optim::EmaOptions{.decay = c.ema, .warmup = c.ema_warmup});
 }
 
 StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update) {
@@ -109,6 +110,7 @@ StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update
 void Learner::apply(double rate) {
   optim::set_learning_rate(*optimizer_, rate);
   optimizer_->step();
+  if (ema_) ema_->update();
   dp_.zero_grad();
 }
 

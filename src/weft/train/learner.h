@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "weft/models/transformer.h"
+#include "weft/optim/ema.h"
 #include "weft/optim/loss_scaler.h"
 #include "weft/optim/optim.h"
 #include "weft/parallel/data_parallel.h"
@@ -35,6 +36,8 @@ class Learner {
   /// Of the next backward; empty but for fp16.
   std::optional<double> loss_scale() const { return scaler_ ? std::optional(scaler_->scale()) : std::nullopt; }
 
+  /// Averaged weights; null without train.ema.
+  optim::Ema* ema() { return ema_ ? &*ema_ : nullptr; }
   models::Transformer& model() { return model_; }
   DataParallel& data_parallel() { return dp_; }
 
@@ -46,6 +49,7 @@ class Learner {
   int64_t global_batch_;
   double clip_norm_;
   std::optional<optim::LossScaler> scaler_;
+  std::optional<optim::Ema> ema_;
 };
 
 }  // namespace weft::train

@@ -67,6 +67,10 @@ std::vector<Lever> levers(const Job& job, const memory::Usage& usage) {
   if (c.data.seq > 1) {
     add(fmt::format("data.seq = {} (now {}): shorter samples", c.data.seq / 2, c.data.seq), activations / 2);
   }
+  if (c.train.ema > 0 && c.train.dtype != "fp64") {
+    const int64_t states = (c.optimizer.name == "adamw" ? 2 : 1) + (c.train.dtype == "fp32" ? 0 : 1);
+    add("train.ema = 0: no average of the weights", usage.of(Category::optimizer) / (states + 1));
+  }
   if (c.optimizer.name == "adamw") {
     add("optimizer.name = \"sgd\": one moment per parameter instead of two", usage.of(Category::optimizer) / 2);
   }

@@ -16,6 +16,7 @@ std::string to_json(const memory::Amounts& amounts) {
 std::string to_json(const StepRecord& r) {
   nlohmann::ordered_json json{{"step", r.step}, {"loss", r.loss}};
   json["val_loss"] = r.val_loss ? nlohmann::ordered_json(*r.val_loss) : nlohmann::ordered_json(nullptr);
+  json["val_loss_ema"] = r.val_loss_ema ? nlohmann::ordered_json(*r.val_loss_ema) : nlohmann::ordered_json(nullptr);
   json.update({{"tokens_per_s", r.tokens_per_s},
                {"grad_norm", r.grad_norm},
                {"lr", r.lr},
@@ -48,6 +49,7 @@ std::string clock_time(double seconds) {
 std::string to_line(const StepRecord& r, int64_t total_steps, std::optional<double> seconds_left) {
   std::string line = fmt::format("step {}/{}  loss {:.4f}", r.step, total_steps, r.loss);
   if (r.val_loss) line += fmt::format("  val {:.4f}", *r.val_loss);
+  if (r.val_loss_ema) line += fmt::format(" (averaged weights {:.4f})", *r.val_loss_ema);
   line += fmt::format("  {} tok/s  grad {:.3g}  lr {:.2e}", short_number(r.tokens_per_s), r.grad_norm, r.lr);
   if (r.skipped) line += "  skipped: fp16 overflow";
   if (seconds_left) line += fmt::format("  left {}", clock_time(*seconds_left));

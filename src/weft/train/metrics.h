@@ -13,6 +13,7 @@ namespace weft::train {
 ///   step          updates done, from 1
 ///   loss          mean loss in nats per target over the step's global batch, before the update
 ///   val_loss      mean loss over the validation samples after the update; null when not measured
+///   val_loss_ema  the same of the averaged weights; null without train.ema
 ///   tokens_per_s  targets of the step over all ranks / step_s
 ///   grad_norm     global norm of the gradient before clipping
 ///   lr            learning rate of the update
@@ -26,7 +27,7 @@ namespace weft::train {
 struct StepRecord {
   int64_t step = 0;
   double loss = 0;
-  std::optional<double> val_loss;
+  std::optional<double> val_loss, val_loss_ema;
   double tokens_per_s = 0;
   double grad_norm = 0;
   double lr = 0;

@@ -34,7 +34,7 @@ std::string utc_now() {
 }
 
 constexpr const char* kEarlier = ".earlier";
-constexpr const char* kKept[] = {"model.safetensors", "metrics.jsonl", "events.jsonl", "config.toml"};
+constexpr const char* kKept[] = {"model.safetensors", "model_ema.safetensors", "metrics.jsonl", "events.jsonl", "config.toml"};
 
 /// The launcher starts ranks again after a failure; the folder then holds this very run's last attempt.
 bool is_restart() {

@@ -3,7 +3,7 @@
 //   config.toml        every key as used, derived sizes filled in; `weft train` takes it again
 //   metrics.jsonl      one line per step (metrics.h)
 //   events.jsonl       start, finish (done or stopped) and failure, each with its time
-//   model.safetensors  weights at the end, by parameter name
+//   model.safetensors  weights at the end, by parameter name; with train.ema model_ema.safetensors, their averages
 //
 // With run.overwrite an earlier run's weights and metrics are kept as *.earlier until this run has saved its own weights.
 #pragma once
@@ -37,7 +37,7 @@ class RunFolder {
   /// To be called when the weights are saved: what was kept of an earlier run goes.
   void finished();
 
-  std::string weights_path() const { return path("model.safetensors"); }
+  std::string weights_path(bool averaged = false) const { return path(averaged ? "model_ema.safetensors" : "model.safetensors"); }
 
  private:
   std::string path(const std::string& name) const { return dir_ + "/" + name; }

@@ -67,7 +67,9 @@ class Loop {
       const StepRecord record = step(result.steps, result.stopped);
       result.steps = record.step;
       result.loss = record.loss;
-      result.val_loss = record.step == job_.config.train.steps ? record.val_loss : std::nullopt;
+      const bool last = record.step == job_.config.train.steps;
+      result.val_loss = last ? record.val_loss : std::nullopt;
+      result.val_loss_ema = last ? record.val_loss_ema : std::nullopt;
       if (folder_) folder_->append(record);
       if (hooks_.on_step && comm_.rank() == 0) hooks_.on_step(record);
     }
@@ -107,17 +109,21 @@ class Loop {
     record.tokens = record.step * batches_.tokens_per_step();
     record.epoch = static_cast<double>(record.step) * static_cast<double>(job_.config.train.global_batch) /
                    static_cast<double>(job_.train.size());
-    if (!stopped) record.val_loss = validate(record.step);
+    if (!stopped) validate(record);
     record.elapsed_s = seconds_since(start_);
     if (memory::account(memory::Space::cpu).counting()) record.memory = memory::usage().at_peak;
     return record;
   }
 
-  std::optional<double> validate(int64_t step) {
+  void validate(StepRecord& record) {
     const auto& c = job_.config.train;
-    const bool last = step == c.steps;
-    if (!job_.val || !(last || (c.eval_every > 0 && step % c.eval_every == 0))) return std::nullopt;
-    return evaluate(learner_.model(), *job_.val, last ? 0 : c.eval_samples, job_.accumulation.micro_batch, comm_);
+    const bool last = record.step == c.steps;
+    if (!job_.val || !(last || (c.eval_every > 0 && record.step % c.eval_every == 0))) return;
+    const auto measure = [&] {
+      return evaluate(learner_.model(), *job_.val, last ? 0 : c.eval_samples, job_.accumulation.micro_batch, comm_);
+    };
+    record.val_loss = measure();
+    if (optim::Ema* ema = learner_.ema()) record.val_loss_ema = ema->with_averages(learner_.data_parallel(), measure);
   }
 
   const Job& job_;
@@ -134,6 +140,7 @@ class Loop {
 nlohmann::json summary(const RunResult& result) {
   nlohmann::json json{{"steps", result.steps}, {"loss", result.loss}, {"reason", result.stopped ? "stopped" : "done"}};
   if (result.val_loss) json["val_loss"] = *result.val_loss;
+  if (result.val_loss_ema) json["val_loss_ema"] = *result.val_loss_ema;
   for (const memory::Usage& usage : result.memory) json["memory"].push_back(nlohmann::json::parse(to_json(usage.at_peak)));
   return json;
 }
@@ -145,10 +152,13 @@ RunResult train(const Job& job, World& world, const RunHooks& hooks, RunFolder* 
     folder->event("start", start.dump());
   }
   const RunResult result = loop.run();
-  {
-    const auto full = loop.learner().data_parallel().gather_full();
-    on_rank_zero(world.comm(), [&] { save_weights(loop.learner().model(), job, folder->weights_path()); });
-  }
+  Learner& learner = loop.learner();
+  const auto save = [&](bool averaged) {
+    const auto full = learner.data_parallel().gather_full();
+    on_rank_zero(world.comm(), [&] { save_weights(learner.model(), job, folder->weights_path(averaged)); });
+  };
+  save(false);
+  if (learner.ema()) learner.ema()->with_averages(learner.data_parallel(), [&] { save(true); });
   if (folder) folder->finished();
   if (folder) folder->event("finish", summary(result).dump());
   return result;

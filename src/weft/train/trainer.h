@@ -26,7 +26,8 @@ struct RunResult {
   int64_t steps = 0;               ///< updates done
   bool stopped = false;            ///< asked to stop before the last one
   double loss = 0;                 ///< of the last step
-  std::optional<double> val_loss;  ///< after the last step, over all validation samples; empty when stopped
+  /// After the last step, over all validation samples, of the weights and their averages; empty when stopped.
+  std::optional<double> val_loss, val_loss_ema;
   std::vector<memory::Usage> memory;  ///< of every rank after the last step; empty unless the CPU allocator is installed
 };
 

@@ -1,7 +1,8 @@
 #include "weft/train/weights.h"
 
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+
+#include <filesystem>
 
 #include "weft/checkpoint/safetensors.h"
 #include "weft/config/parse.h"
@@ -21,20 +22,21 @@ void save_weights(models::Transformer& model, const Job& job, const std::string&
   checkpoint::write_safetensors(path, tensors, {{"format", "pt"}, {kTokenizerKey, job.tokenizer}});
 }
 
-TrainedModel load_run(const std::string& dir) {
+TrainedModel load_run(const std::string& dir, bool averaged) {
   const config::RunConfig config = config::load(dir + "/config.toml");
-  const checkpoint::SafetensorsFile file(dir + "/model.safetensors");
+  if (averaged && config.train.ema == 0) throw ConfigError(fmt::format("{} holds no averaged weights: it was trained with train.ema = 0", dir));
+  const std::string path = dir + (averaged ? "/model_ema.safetensors" : "/model.safetensors");
+  if (!std::filesystem::exists(path)) {
+    throw ConfigError(fmt::format("{} is missing: a run writes it when it ends. Let it finish, or end it with SIGINT, which saves the "
+                                  "weights after the current step", path));
+  }
+  const checkpoint::SafetensorsFile file(path);
   models::TransformerOptions options;
   options.dtype = scalar_type(config.train.dtype);
   TrainedModel result{.model = models::Transformer(config::model_spec(config, 0), options), .tokenizer = ""};
-  const at::NoGradGuard no_grad;
-  for (const auto& parameter : result.model->named_parameters()) {
-    const at::Tensor stored = file.tensor(parameter.key());
-    if (stored.sizes() != parameter.value().sizes()) {
-      throw ConfigError(fmt::format("{}: tensor {} has another shape than config.toml's model", dir, parameter.key()));
-    }
-    at::Tensor(parameter.value()).copy_(stored);
-  }
+  std::vector<NamedTensor> values;
+  for (const std::string& name : file.names()) values.push_back({name, file.tensor(name)});
+  load_values(result.model, values);
   const auto tokenizer = file.metadata().find(kTokenizerKey);
   if (tokenizer != file.metadata().end()) result.tokenizer = tokenizer->second;
   return result;

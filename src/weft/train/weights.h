@@ -1,4 +1,4 @@
-// The weights of a run: model.safetensors of its folder.
+// The weights of a run: model.safetensors and model_ema.safetensors of its folder.
 #pragma once
 
 #include <string>
@@ -17,8 +17,8 @@ struct TrainedModel {
   std::string tokenizer;
 };
 
-/// Builds the model of a run folder from its config.toml and model.safetensors. ConfigError when one is missing or they
-/// do not match.
-TrainedModel load_run(const std::string& dir);
+/// Builds the model of a run folder from its config.toml and model.safetensors, or model_ema.safetensors (`averaged`). ConfigError
+/// when one is missing or they do not match.
+TrainedModel load_run(const std::string& dir, bool averaged = false);
 
 }  // namespace weft::train

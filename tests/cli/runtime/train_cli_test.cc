@@ -59,7 +59,7 @@ class TrainCommand : public ::testing::Test {
 };
 
 TEST_F(TrainCommand, TwoRanksWriteTheRunFolderAndTheModelSpeaks) {
-  const CommandResult result = train(2, "--set train.dtype=bf16");
+  const CommandResult result = train(2, "--set train.dtype=bf16 --set parallel.zero=3 --set train.ema=0.5");
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("done after 12 steps"));
 
@@ -90,6 +90,10 @@ TEST_F(TrainCommand, TwoRanksWriteTheRunFolderAndTheModelSpeaks) {
   EXPECT_EQ(text.out.substr(0, 4), "the ");
   EXPECT_EQ(text.out.size(), 4u + 40 + 1);
   EXPECT_EQ(weft_command(generate).out, text.out);
+  const CommandResult averaged = weft_command(generate + " --ema");
+  EXPECT_EQ(averaged.exit_code, 0) << averaged.err;
+  EXPECT_EQ(averaged.out.size(), text.out.size());
+  EXPECT_TRUE(metrics[4]["val_loss_ema"].is_number());
   EXPECT_EQ(weft_command("generate " + (dir_ / "data")).exit_code, 2);
 }
 

@@ -71,6 +71,21 @@ TEST(Transformer, SaysAllThatItCannotBuild) {
   EXPECT_THROW(model->forward(torch::zeros({1, model->spec().context + 1}, torch::kLong)), ConfigError);
 }
 
+/// Tables that the first forward makes are used by later ones, whatever mode that was in.
+TEST(Transformer, TrainsAfterAFirstForwardUnderInferenceMode) {
+  const auto tokens = torch::arange(20).reshape({2, 10});
+  const auto gradient = [&](bool inference_first) {
+    Transformer model(model::preset("llama-tiny"), TransformerOptions{.seed = 1});
+    if (inference_first) {
+      const c10::InferenceMode inference;
+      EXPECT_TRUE(model->logits(tokens).is_inference());
+    }
+    model->loss_sum(tokens, tokens).sum.backward();
+    return model->layers[0]->parameters()[0].grad();
+  };
+  EXPECT_TRUE(torch::equal(gradient(true), gradient(false)));
+}
+
 TEST(Transformer, DropoutDependsOnTheGlobalPositionAlone) {
   model::ModelSpec spec = model::preset("gpt2-tiny");
   spec.dropout = 0.3;

@@ -1,5 +1,6 @@
 #include "weft/train/metrics.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -22,7 +23,8 @@ StepRecord record() {
 
 TEST(Metrics, JsonHasTheDocumentedKeysAndExactNumbers) {
   const auto json = nlohmann::json::parse(to_json(record()));
-  EXPECT_EQ(json.size(), 13u);
+  EXPECT_EQ(json.size(), 14u);
+  EXPECT_TRUE(json["val_loss_ema"].is_null());
   EXPECT_EQ(json["skipped"], false);
   EXPECT_TRUE(json["loss_scale"].is_null());
   EXPECT_TRUE(json["memory"].is_null());
@@ -46,6 +48,13 @@ TEST(Metrics, MemoryIsByCategory) {
 TEST(Metrics, LineIsForPeople) {
   EXPECT_EQ(to_line(record(), 500, 102.0),
             "step 120/500  loss 1.8342  val 1.9000  31.4k tok/s  grad 0.812  lr 2.00e-03  left 1:42");
+}
+
+TEST(Metrics, AveragedWeightsHaveTheirOwnLoss) {
+  StepRecord averaged = record();
+  averaged.val_loss_ema = 1.75;
+  EXPECT_THAT(to_line(averaged, 500, {}), ::testing::HasSubstr("val 1.9000 (averaged weights 1.7500)"));
+  EXPECT_EQ(nlohmann::json::parse(to_json(averaged))["val_loss_ema"], 1.75);
 }
 
 TEST(Metrics, NumbersAndTimesAreShort) {

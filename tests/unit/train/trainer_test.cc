@@ -39,8 +39,8 @@ void write_tokens(const std::string& path, int64_t count, uint32_t seed) {
 
 struct Outcome {
   RunResult result;
-  std::vector<double> losses, val_losses, norms;
-  std::string weight_file;
+  std::vector<double> losses, val_losses, val_losses_ema, norms;
+  std::string weight_file, averages_file;
   std::string weights;  ///< bytes of model.safetensors
 };
 
@@ -75,12 +75,14 @@ class Trainer : public ::testing::Test {
         outcome.losses.push_back(record.loss);
         outcome.norms.push_back(record.grad_norm);
         if (record.val_loss) outcome.val_losses.push_back(*record.val_loss);
+        if (record.val_loss_ema) outcome.val_losses_ema.push_back(*record.val_loss_ema);
       };
       const RunResult result = run(mine, world, hooks);
       const std::lock_guard lock(mutex);
       outcome.result = result;
     }, backend);
     outcome.weight_file = mine.run.dir + "/model.safetensors";
+    outcome.averages_file = mine.run.dir + "/model_ema.safetensors";
     outcome.weights = read_file(outcome.weight_file);
     return outcome;
   }
@@ -94,7 +96,11 @@ class Trainer : public ::testing::Test {
 
   /// Every weight after the run, relative to the largest of its tensor.
   static void expect_close_weights(const Outcome& a, const Outcome& b, double tolerance, const std::string& what) {
-    const checkpoint::SafetensorsFile left(a.weight_file), right(b.weight_file);
+    expect_close_files(a.weight_file, b.weight_file, tolerance, what);
+    if (!a.val_losses_ema.empty()) expect_close_files(a.averages_file, b.averages_file, tolerance, what + ", averages");
+  }
+  static void expect_close_files(const std::string& a, const std::string& b, double tolerance, const std::string& what) {
+    const checkpoint::SafetensorsFile left(a), right(b);
     ASSERT_EQ(left.names(), right.names()) << what;
     ASSERT_FALSE(left.names().empty());
     for (const std::string& name : right.names()) {
@@ -107,8 +113,11 @@ class Trainer : public ::testing::Test {
   }
 
   std::string error_of(int ranks, const config::RunConfig& config) {
+    return error_of([&] { run_on(ranks, config); });
+  }
+  static std::string error_of(const std::function<void()>& fn) {
     try {
-      run_on(ranks, config);
+      fn();
     } catch (const Error& error) {
       return error.what();
     }
@@ -164,7 +173,11 @@ TEST_F(Trainer, EveryPositionOfTheDialGivesTheSameRun) {
   for (const char* family : {"llama", "gpt2"}) {  // an untied head, a Unit; and a tied one, which is not
     config_.model.family = family;
     config_.train.micro_batch = 2;
+    config_.train.ema = 0.9;
     const Outcome reference = run_on(1, config_);
+    ASSERT_EQ(reference.val_losses_ema.size(), 3u);
+    EXPECT_LT(reference.val_losses_ema[2], reference.val_losses_ema[0]);
+    EXPECT_NE(reference.val_losses_ema, reference.val_losses);
     struct Position {
       int zero, ranks, dp_shard = 0, reshard_group = 0;
     };
@@ -175,6 +188,7 @@ TEST_F(Trainer, EveryPositionOfTheDialGivesTheSameRun) {
       expect_close(outcome.losses, reference.losses, 1e-10, what);
       expect_close(outcome.norms, reference.norms, 1e-9, what);
       expect_close(outcome.val_losses, reference.val_losses, 1e-10, what);
+      expect_close(outcome.val_losses_ema, reference.val_losses_ema, 1e-10, what);
       expect_close_weights(outcome, reference, 1e-10, what);
     }
     config_.parallel = {};
@@ -363,11 +377,18 @@ TEST_F(Trainer, DataThatDoesNotFitIsRefused) {
 
 TEST_F(Trainer, SavedWeightsAreThoseOfTheLastStep) {
   config_.train.steps = 3;
-  const Outcome outcome = run_on(2, config_);
-  TrainedModel trained = load_run(dir_ / "run1");
-  EXPECT_EQ(trained.tokenizer, "bytes");
   const data::TokenSamples val(data::TokenFile::open(dir_ / "val.bin"), config_.data.seq);
+  EXPECT_THAT(error_of([&] { run_on(1, config_), load_run(dir_ / "run1", /*averaged=*/true); }), HasSubstr("train.ema = 0"));
+  config_.train.ema = 0.8;
+  const Outcome outcome = run_on(2, config_);
+  TrainedModel trained = load_run(dir_ / "run2");
+  EXPECT_EQ(trained.tokenizer, "bytes");
   EXPECT_NEAR(evaluate(trained.model, val, 0, 4, Comm()), *outcome.result.val_loss, 1e-12);
+  TrainedModel averaged = load_run(dir_ / "run2", /*averaged=*/true);
+  EXPECT_NEAR(evaluate(averaged.model, val, 0, 4, Comm()), *outcome.result.val_loss_ema, 1e-12);
+  EXPECT_GT(std::abs(*outcome.result.val_loss_ema - *outcome.result.val_loss), 1e-6);
+  std::filesystem::remove(dir_ / "run2/model.safetensors");
+  EXPECT_THAT(error_of([&] { load_run(dir_ / "run2"); }), HasSubstr("writes it when it ends"));
 }
 
 }  // namespace

@@ -19,11 +19,12 @@ constexpr int64_t kMostTokens = 1'000'000;
 struct Options {
   std::string run_dir, prompt = "\n";
   int64_t tokens = 200;
+  bool averaged = false;
   models::GenerateOptions generate{.temperature = 0.8, .top_k = 0, .seed = 1};
 };
 
 void run_generate(const Options& options) {
-  train::TrainedModel trained = train::load_run(options.run_dir);
+  train::TrainedModel trained = train::load_run(options.run_dir, options.averaged);
   const auto tokenizer = config::make_tokenizer(trained.tokenizer);
   std::vector<uint32_t> prompt;
   tokenizer->encode(options.prompt, prompt);
@@ -39,6 +40,7 @@ void add_generate(CLI::App& app) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with the model of a run folder");
   command->add_option("run_dir", options->run_dir, "folder that weft train wrote")->required();
   command->add_option("--prompt", options->prompt, "text to continue (default: an empty line)");
+  command->add_flag("--ema", options->averaged, "with the averaged weights of a run with train.ema");
   command->add_option("--tokens", options->tokens, "tokens to add")->check(CLI::Range(int64_t{1}, kMostTokens))->capture_default_str();
   command
       ->add_option("--temperature", options->generate.temperature,
