@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "weft/cost/offload.h"
 #include "weft/plan/evaluation.h"
 
 namespace weft::plan {
@@ -57,7 +58,8 @@ double optimizer_seconds(const Job& job, const Rank& rank, const Context& contex
   const double whole = layout.zero >= 2 ? 0 : rank.dense + rank.expert, share = rank.dense / shard + rank.expert / expert_shard;
   if (!layout.offload) return (share * 42 + whole * 4) / context.rates.memory;
   const double link = 1e9 * job.machine.device.host_gbps, host = kHostMemory / static_cast<double>(job.machine.node_devices);
-  return std::max({4 * share / link, 28 * share / host, 2 * share / link}) + whole * 4 / context.rates.memory;
+  const cost::OffloadBytes bytes{.in = 4 * share, .update = 28 * share, .out = 2 * share};
+  return cost::offload_seconds(bytes, {.in = link, .update = host, .out = link}) + whole * 4 / context.rates.memory;
 }
 
 void add_terms(Time& time, const Part& part, double micro_batches) {

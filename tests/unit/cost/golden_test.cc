@@ -7,6 +7,7 @@
 #include "weft/cost/collective.h"
 #include "weft/cost/goodput.h"
 #include "weft/cost/memory.h"
+#include "weft/cost/offload.h"
 #include "weft/cost/pipeline.h"
 #include "weft/core/error.h"
 #include "weft/machine/device.h"
@@ -201,6 +202,18 @@ TEST(Golden, ContextParallelPairs) {
   EXPECT_EQ(causal_pairs(8, 2, 0, false), 10);
   EXPECT_EQ(causal_pairs(8, 2, 1, false), 26);
   for (int64_t rank = 0; rank < 4; ++rank) EXPECT_EQ(causal_pairs(64, 4, rank, true), 64 * 65 / 8);
+}
+
+// 7B parameters: 14 GB of 16-bit gradients over 63 GB/s of PCIe take 222 ms. The same model's 84 GB of state on a disk of 7 and 5 GB/s.
+TEST(Golden, OffloadCostsItsSlowestPart) {
+  const OffloadBytes host{.in = 14e9, .update = 28 * 7e9, .out = 14e9};
+  const OffloadRates link{.in = 63e9, .update = 1e15, .out = 63e9};
+  EXPECT_NEAR(offload_seconds(host, link), 0.2222, 5e-5);
+  EXPECT_NEAR(offload_seconds(host, {.in = 63e9, .update = 400e9, .out = 63e9}), 0.49, 1e-9);
+  EXPECT_EQ(exposed_offload_seconds(host, {.in = 63e9, .update = 400e9, .out = 63e9}), 0);
+  const OffloadBytes disk{.in = 84e9, .update = 168e9, .out = 84e9};
+  EXPECT_NEAR(offload_seconds(disk, {.in = 7e9, .update = 400e9, .out = 5e9}), 16.8, 1e-9);
+  EXPECT_NEAR(exposed_offload_seconds(disk, {.in = 7e9, .update = 400e9, .out = 5e9}), 16.38, 1e-9);
 }
 
 TEST(Golden, StragglerOfManyDevices) {
