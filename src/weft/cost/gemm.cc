@@ -24,7 +24,8 @@ Rates Rates::of(const machine::Device& device, machine::Precision precision, con
   const bool low = precision == machine::Precision::fp8 || precision == machine::Precision::fp4;
   const machine::Precision wide = low ? machine::Precision::bf16 : precision;
   rates.matmul = 1e12 * tuning.gemm_share * machine::matmul_tflops(device, wide);
-  rates.matmul_low = low ? 1e12 * tuning.gemm_share * tuning.fp8_share * machine::matmul_tflops(device, precision) : rates.matmul;
+  rates.matmul_low = low ? 1e12 * tuning.gemm_share * machine::matmul_tflops(device, precision) : rates.matmul;
+  if (device.generation >= 9) rates.matmul *= tuning.sustained_share, rates.matmul_low *= tuning.sustained_share;
   if (device.generation == 10) {
     rates.matmul *= tuning.blackwell_share;
     if (!low) rates.matmul_low *= tuning.blackwell_share;

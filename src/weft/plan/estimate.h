@@ -19,6 +19,7 @@ struct Memory {
   double transient = 0;    ///< alive once: gathered parameters, gradients in flight, workspaces
   double reserve = 0;      ///< allocator cache above the live tensors
   double context = 0;      ///< device context and communicators
+  double host = 0;         ///< in the host's memory: offloaded optimizer state and the gradients on their way, of one rank
   int64_t stage = 0;       ///< pipeline stage with this peak
   double fit_probability = 1;
 
@@ -69,8 +70,17 @@ Estimate estimate(const Job& job, const cost::Tuning& tuning);
 /// Peak of every stage (allocated bytes), for "which stage is the fullest".
 std::vector<Memory> stage_memory(const Job& job, const cost::Tuning& tuning);
 /// The fullest stage.
+/// Whether the ranks of a node find room for their `host` bytes; what the system itself takes is left out.
+bool host_fits(const Memory& memory, const Job& job);
+/// Bytes of all ranks of one node in the host's memory.
+double host_bytes(const Memory& memory, const Job& job);
 Memory peak_memory(const Job& job, const cost::Tuning& tuning);
 Time step_time(const Job& job, const cost::Tuning& tuning);
+
+/// p95 over median of step times; on large systems it lies between 1.00 and 1.07.
+constexpr double kP95OverMedian = 1.03;
+/// Every step waits for the slowest device: share of the step, which grows with the logarithm of their number.
+double straggler_share(const layout::Layout& layout, const cost::Tuning& tuning);
 
 /// Action times per pipeline part: index part = chunk * pp + stage, as in layout::split_layers.
 std::vector<StageTimes> stage_times(const Job& job, const cost::Tuning& tuning);

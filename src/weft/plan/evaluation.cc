@@ -15,10 +15,10 @@ void Evaluation::finish(Part& part) const {
   if (job.software.graphs) return;
   // Beside what runs on the device, modules in Python view, transpose, allocate and record for the backward. A recompute block
   // enters again what it wraps and saves and restores random state.
-  const double operation = 1e-6 * tuning.host_op_us, kernel = operation * tuning.host_operations;
+  const double kernel = 1e-6 * tuning.host_kernel_us;
   part.host_forward = part.forward.launches * kernel;
   part.host_backward = (part.input.launches + part.weight.launches + part.recompute.launches) * kernel;
-  if (job.software.python_checkpoint) part.host_backward += part.layers * operation * tuning.recompute_operations;
+  if (job.software.python_checkpoint) part.host_backward += part.layers * 1e-6 * tuning.host_recompute_us;
 }
 
 double Evaluation::last_part_blocks() const {

@@ -77,6 +77,10 @@ void add_terms(Time& time, const Part& part, double micro_batches) {
 
 }  // namespace
 
+double straggler_share(const layout::Layout& layout, const cost::Tuning& tuning) {
+  return tuning.straggler * std::log2(std::max(1.0, static_cast<double>(layout.devices())));
+}
+
 Time step_time(const Job& job, const cost::Tuning& tuning) {
   const Evaluation run(job, tuning);
   const layout::Layout& layout = job.layout;
@@ -116,18 +120,16 @@ Time step_time(const Job& job, const cost::Tuning& tuning) {
       const double reduce = std::max(dp.reduce * tail, dp.reduce - ranks[slowest].backward * window * (1 - tail));
       const double gather = !job.software.overlap_gather ? dp.gather : std::max(dp.gather * tail, dp.gather - ranks[slowest].forward * window * (1 - tail));
       const double overlapped = dp.reduce + dp.gather - reduce - gather;
-      time.dp = reduce + gather + dp.unoverlappable + cost::slowdown_of(cost::kCollectiveChannels, job.machine) * overlapped;
+      time.dp = reduce + gather + dp.unoverlappable + tuning.overlap_slowdown * overlapped;
     }
   }
   time.optimizer = optimizer_seconds(job, ranks[slowest], run.context);
   time.fixed = 1e-3 * tuning.step_fixed_ms;
   const double sum = time.gemm + time.attention + time.memory + time.host + time.recompute + time.tp + time.cp + time.ep + time.pp + time.dp + time.bubble + time.optimizer + time.fixed;
-  // Every step waits for the slowest device; the spread grows with the logarithm of their number.
-  const double wait = sum * tuning.straggler * std::log2(std::max(1.0, static_cast<double>(layout.devices())));
+  const double wait = sum * straggler_share(layout, tuning);
   time.fixed += wait;
   time.step = sum + wait;
-  // p95 over median on large systems lies between 1.00 and 1.07.
-  time.step_p95 = time.step * 1.03;
+  time.step_p95 = kP95OverMedian * time.step;
   return time;
 }
 
