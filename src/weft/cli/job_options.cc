@@ -19,7 +19,7 @@ namespace weft::cli {
 namespace {
 
 // No job comes near these; they keep products of sizes finite and make slips of the keyboard errors.
-constexpr double kMostDevices = 1e7, kMostBatch = 1e9, kMostTokens = 1e8, kMostGbits = 1e6, kMostWatts = 1e6, kMostPrice = 1e9, kMostConstant = 1e6;
+constexpr double kMostDevices = 1e7, kMostBatch = 1e9, kMostTokens = 1e8, kMostGbits = 1e6, kMostWatts = 1e6, kMostPrice = 1e9, kMostConstant = 1e6, kMostHostGib = 1e6;
 
 }  // namespace
 
@@ -42,11 +42,12 @@ void JobOptions::add_to(CLI::App& command) {
   command.add_option("--precision", precision, "bf16, fp16, fp8, fp4 or fp32")->capture_default_str();
   command.add_option("--nic", nic_gbits, "network bandwidth per device in Gbit/s; default: the device's usual NIC")->check(number_in(0, kMostGbits, true));
   command.add_option("--node", node_devices, "devices per node; default: the usual node")->check(number_in(1, kMostDevices));
+  command.add_option("--host-memory", host_memory_gib, "GiB of a node's host, for offloading; default: the usual node's")->check(number_in(0, kMostHostGib));
   command.add_flag("--eager", eager, "unfused kernels, as in PyTorch without a compiler");
   command.add_flag("--overlap-tp", overlap_tp, "tensor-parallel communication is split and overlapped");
   command.add_option("--price", rates.price, "price of one device-hour")->check(number_in(0, kMostPrice));
   command.add_option("--watts", rates.watts, "power of one device with its share of host and cooling: energy per token")->check(number_in(0, kMostWatts));
-  command.add_option("--config", config, "training configuration (TOML): model, sequence, batch, micro-batch and precision where no option says otherwise");
+  command.add_option("--config", config, "training configuration (TOML, of weft train): model, sequence, batch, precision, ranks, micro-batch and sharding where no option says otherwise");
   command.add_option("--constant", constants, "NAME=VALUE: replaces a constant of the cost model, for calibration");
   command.add_flag("--json", json, "one JSON object on stdout");
 }
@@ -65,7 +66,11 @@ void JobOptions::read_config(const CLI::App& command) {
   if (!said("--seq")) sequence = run.data.seq;
   if (!said("--batch")) batch = run.train.global_batch;
   if (!said("--precision")) precision = run.train.dtype == "fp64" ? "fp32" : run.train.dtype;
-  micro_batch = run.train.micro_batch;
+  if (!said("--devices") && run.layout.dp > 0) devices = run.layout.dp;
+  micro_batch = run.train.micro_batch > 0 ? run.train.micro_batch : std::max<int64_t>(1, batch / std::max<int64_t>(1, devices));
+  zero = run.parallel.zero;
+  shard_group = run.parallel.zero > 0 ? run.parallel.dp_shard : 0;
+  half_gradients = run.train.gradient_dtype == "bf16" || run.train.gradient_dtype == "fp16";
 }
 
 model::ModelSpec JobOptions::spec() const {
@@ -79,8 +84,10 @@ machine::Machine JobOptions::resolved_machine() const {
   if (nic_gbits > 0) resolved.nic_gbits = nic_gbits;
   if (node_devices > 0) {
     if (resolved.link_domain <= resolved.node_devices) resolved.link_domain = node_devices;
+    resolved.host_memory_gib *= static_cast<double>(node_devices) / static_cast<double>(resolved.node_devices);
     resolved.node_devices = node_devices;
   }
+  if (host_memory_gib >= 0) resolved.host_memory_gib = host_memory_gib;
   return resolved;
 }
 
@@ -90,6 +97,7 @@ machine::Software JobOptions::software() const {
   // Operations of a measured machine were timed from start to end: nothing waits for the host beside them.
   if (machine.ends_with(".toml")) software.graphs = true;
   software.overlap_tp = overlap_tp;
+  if (half_gradients) software.gradients = machine::Software::Gradients::half;
   return software;
 }
 

@@ -26,18 +26,23 @@ struct JobOptions {
   int64_t devices = 8;
   double nic_gbits = 0;  ///< 0: the device's usual NIC
   int64_t node_devices = 0;
+  double host_memory_gib = -1;  ///< of a node; -1: the usual node's
   bool eager = false, overlap_tp = false;
   plan::Rates rates;
   std::string config;  ///< a training configuration that fills what the command line leaves out
   std::vector<std::string> constants;
   bool json = false;
   int64_t micro_batch = 0;                 ///< of the training configuration; 0: not said
+  std::optional<int64_t> zero;             ///< of the training configuration
+  int64_t shard_group = 0;                 ///< of the training configuration: ranks that share one copy; 0: all
+  bool half_gradients = false;             ///< of the training configuration: 16-bit gradients
   std::optional<model::ModelSpec> from_config;
 
   void add_to(CLI::App& command);
   /// Preset name or path of a Hugging Face config.json.
   model::ModelSpec spec() const;
-  /// Takes model, sequence, batch, precision and micro-batch from the training configuration, unless options said so.
+  /// Takes what the training configuration says and no option does: model, sequence, batch, precision, ranks, and for one layout
+  /// micro-batch and sharding.
   void read_config(const CLI::App& command);
   machine::Machine resolved_machine() const;
   machine::Software software() const;

@@ -21,7 +21,9 @@ layout::Layout LayoutOptions::resolved(const JobOptions& job, const model::Model
   layout::Layout layout = this->layout;
   layout.recompute = parse_recompute(recompute);
   layout.global_batch = job.batch;
-  if (job.micro_batch > 0 && layout.micro_batch == 1) layout.micro_batch = job.micro_batch;
+  if (job.micro_batch > 0 && !said("--micro-batch")) layout.micro_batch = job.micro_batch;
+  if (job.zero && !said("--zero")) layout.zero = static_cast<int>(*job.zero);
+  if (job.zero && !said("--shard-group")) layout.shard_group = job.shard_group;
   layout.sequence_parallel = layout.tp > 1 && !no_sequence_parallel;
   Findings findings;
   const int64_t model_ranks = layout.pp * layout.cp * layout.tp;
@@ -40,7 +42,10 @@ layout::Layout LayoutOptions::resolved(const JobOptions& job, const model::Model
   return layout;
 }
 
+bool LayoutOptions::said(const char* option) const { return command_ != nullptr && command_->count(option) > 0; }
+
 void LayoutOptions::add_to(CLI::App& command) {
+  command_ = &command;
   command.add_option("--tp", layout.tp, "tensor-parallel degree")->capture_default_str();
   command.add_option("--pp", layout.pp, "pipeline stages")->capture_default_str();
   command.add_option("--chunks", layout.chunks, "model chunks per stage (interleaving)")->capture_default_str();

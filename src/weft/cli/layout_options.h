@@ -20,6 +20,11 @@ struct LayoutOptions {
   void add_to(CLI::App& command);
   /// Fills dp from the devices when it is not given, and checks the whole layout against the model.
   layout::Layout resolved(const JobOptions& job, const model::ModelSpec& spec) const;
+
+ private:
+  bool said(const char* option) const;
+
+  const CLI::App* command_ = nullptr;
 };
 
 /// Model, machine and layout together. Throws ConfigError with every finding.

@@ -16,6 +16,7 @@ struct Machine {
   double nic_gbits = 400;        ///< per device
   bool host_network = false;     ///< host cores run the network's protocol (Omni-Path)
   double oversubscription = 1.0; ///< bandwidth is divided by this for traffic that leaves a pod of `pod_devices`
+  double host_memory_gib = 0;    ///< of one node's host, which its devices share; 0: none beside the devices'
   int64_t pod_devices = 0;       ///< 0: no oversubscribed tier
 
   static Machine of(const std::string& device_name);

@@ -62,6 +62,11 @@ void explain_axes(const SearchRequest& request, const Candidate& best, std::vect
     lines.push_back(fmt::format("recompute {}: activations would not fit otherwise; it costs {:.1f}% of the step.", layout::recompute_name(layout.recompute), 100 * best.time.recompute / best.time.step));
 }
 
+std::string host_words(const SearchRequest& request) {
+  if (request.machine.host_memory_gib <= 0) return "The optimizer cannot be offloaded: this machine has no host memory beside its devices'.";
+  return fmt::format("Offloading the optimizer would need more than the {:.0f} GiB of a node's host (--host-memory) for some layouts; they were left out.", request.machine.host_memory_gib);
+}
+
 /// The least doubling of the devices with which something fits, or nothing.
 std::string enough_devices(SearchRequest request, const cost::Tuning& tuning) {
   constexpr int kDoublings = 7;
@@ -83,6 +88,7 @@ std::vector<std::string> explain(const SearchRequest& request, const SearchResul
   if (result.ranked.empty()) {
     lines.push_back(fmt::format("Nothing fits on {} devices of {:.0f} GiB.", request.devices, request.machine.device.memory_gib));
     if (const std::string enough = enough_devices(request, tuning); !enough.empty()) lines.push_back(enough);
+    if (result.host_short) lines.push_back(host_words(request));
     if (!result.rejected.empty()) lines.push_back(fmt::format("Nearest: {}: {}.", result.rejected.front().layout.text(), result.rejected.front().reason));
     return lines;
   }

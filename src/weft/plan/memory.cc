@@ -126,6 +126,8 @@ void fill_states(Memory& memory, const Job& job, const StageShare& stage) {
   memory.weights = share(state.weight, 3);
   memory.gradients = share(state.gradient, 2);
   memory.optimizer = layout.offload ? 0 : share(state.optimizer, 1);
+  // The host keeps the state, and the fp32 gradients of its share (ZeRO-Offload, arXiv 2101.06840, section 3).
+  if (layout.offload) memory.host = share(state.optimizer + 4, 1);
 }
 
 /// Bytes per logit alive at once in the loss; see Software::Loss.
@@ -173,12 +175,19 @@ Memory stage_peak(const Job& job, const cost::Tuning& tuning, const cost::Activa
 }
 
 void judge(Memory& memory, const Job& job, const cost::Tuning& tuning) {
-  memory.fit_probability = fit_probability(memory.needed(), job.machine.device.memory_gib * kGiB, tuning.fit_sigma);
+  memory.fit_probability = host_fits(memory, job) ? fit_probability(memory.needed(), job.machine.device.memory_gib * kGiB, tuning.fit_sigma) : 0;
 }
 
 }  // namespace
 
 double fit_probability(double needed, double capacity, double sigma) { return 0.5 * std::erfc((needed - capacity) / (sigma * needed) / std::sqrt(2.0)); }
+
+double host_bytes(const Memory& memory, const Job& job) { return memory.host * static_cast<double>(std::min(job.machine.node_devices, job.layout.devices())); }
+
+bool host_fits(const Memory& memory, const Job& job) {
+  constexpr double kForJobs = 0.9;  // of the host's memory: the rest is the system's, data loaders' and pinned buffers'
+  return memory.host == 0 || host_bytes(memory, job) <= kForJobs * job.machine.host_memory_gib * kGiB;
+}
 
 std::vector<Memory> stage_memory(const Job& job, const cost::Tuning& tuning) {
   const cost::ActivationShape shape = shape_of(job, tuning);

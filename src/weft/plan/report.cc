@@ -64,6 +64,9 @@ std::string estimate_text(const Job& job, const Estimate& estimate, const Rates&
     if (line.value > 0) out += fmt::format("  {:<22}{:>8.2f} GiB  {}\n", line.name, line.value / kGiB, bar(line.value / capacity, kBarWidth));
   out += fmt::format("  {:<22}{:>8.2f} GiB  of {:.1f}; allocated {:.2f}, reserved {:.2f}; fits with probability {:.0f}%\n", "total", memory.device() / kGiB, capacity / kGiB, memory.allocated() / kGiB,
                      memory.reserved() / kGiB, 100 * memory.fit_probability);
+  if (memory.host > 0)
+    out += fmt::format("  {:<22}{:>8.1f} GiB  of {:.0f} on the host of a node, shared by its devices{}\n", "offloaded", host_bytes(memory, job) / kGiB, job.machine.host_memory_gib,
+                       host_fits(memory, job) ? "" : ": DOES NOT FIT; use more nodes, or --host-memory if yours has more");
   out += rule("Time of one step");
   for (const Line& line : time_lines(time))
     if (line.value / time.step >= 0.0005) out += fmt::format("  {:<22}{:>10}  {:>5.1f}%  {}\n", line.name, seconds_text(line.value), 100 * line.value / time.step, bar(line.value / time.step, kBarWidth));
@@ -90,6 +93,7 @@ namespace {
 Json memory_json(const Memory& memory) {
   Json out;
   for (const Line& line : memory_lines(memory)) out[snake(line.name) + "_gib"] = line.value / kGiB;
+  if (memory.host > 0) out["host_gib_per_rank"] = memory.host / kGiB;
   out["stage"] = memory.stage;
   out["allocated_gib"] = memory.allocated() / kGiB;
   out["reserved_gib"] = memory.reserved() / kGiB;
@@ -108,7 +112,7 @@ Json time_json(const Time& time) {
 
 Json candidate_json(const Candidate& candidate) {
   return {{"layout", layout_json(candidate.layout)}, {"tokens_per_second", candidate.tokens_per_second}, {"step_s", candidate.time.step}, {"device_gib", candidate.memory.device() / kGiB},
-          {"fit_probability", candidate.memory.fit_probability}};
+          {"fit_probability", candidate.memory.fit_probability}, {"simulated", candidate.simulated}};
 }
 
 /// The term that costs most beside the products: what a reader would attack next.
@@ -151,7 +155,8 @@ Json estimate_json(const Job& job, const Estimate& estimate, const Rates& rates)
 std::string search_text(const SearchRequest& request, const SearchResult& result, const std::vector<std::string>& words, const std::vector<Sensitivity>& sensitivities, size_t top) {
   std::string out = fmt::format("{}: {} on {} x {}, {}, {} sequences of {} tokens\n", request.spec.name, count_text(static_cast<double>(model::parameter_count(request.spec))), request.devices,
                                 request.machine.device.name, machine::precision_name(request.precision), request.global_batch, request.sequence);
-  out += fmt::format("{} legal layouts, {} fit, searched in {}\n", result.considered, result.fitting, seconds_text(result.seconds));
+  out += fmt::format("{} legal layouts, {} fit{}; searched in {}\n", result.considered, result.fitting,
+                     result.simulated > 0 ? fmt::format(", the best {} pipelines simulated action by action", result.simulated) : "", seconds_text(result.seconds));
   if (!result.ranked.empty()) {
     out += rule("  #  layout                                        step       tok/s/device   memory   speed         largest loss");
     const double best = result.ranked.front().tokens_per_second;
@@ -166,8 +171,8 @@ std::string search_text(const SearchRequest& request, const SearchResult& result
     out += rule("What does not fit, nearest first");
     for (size_t i = 0; i < std::min<size_t>(5, result.rejected.size()); ++i) {
       const Rejection& rejection = result.rejected[i];
-      out += fmt::format("  {:<36} {}\n", rejection.layout.text(), rejection.reason);
-      if (!rejection.change.empty()) out += fmt::format("  {:<36} -> {}\n", "", rejection.change);
+      out += fmt::format("  {:<44} {}\n", rejection.layout.text(), rejection.reason);
+      if (!rejection.change.empty()) out += fmt::format("  {:<44} -> {}\n", "", rejection.change);
     }
   }
   if (result.pareto.size() > 1) {
@@ -183,7 +188,7 @@ std::string search_text(const SearchRequest& request, const SearchResult& result
 }
 
 Json search_json(const SearchRequest& request, const SearchResult& result, const std::vector<std::string>& words, const std::vector<Sensitivity>& sensitivities, size_t top) {
-  Json out = {{"model", request.spec.name}, {"devices", request.devices}, {"device", request.machine.device.name}, {"considered", result.considered}, {"fitting", result.fitting}, {"seconds", result.seconds}};
+  Json out = {{"model", request.spec.name}, {"devices", request.devices}, {"device", request.machine.device.name}, {"considered", result.considered}, {"fitting", result.fitting}, {"simulated", result.simulated}, {"seconds", result.seconds}};
   for (const char* list : {"ranked", "pareto", "rejected", "sensitivity"}) out[list] = Json::array();
   for (size_t i = 0; i < std::min(top, result.ranked.size()); ++i) out["ranked"].push_back(candidate_json(result.ranked[i]));
   for (const Candidate& candidate : result.pareto) out["pareto"].push_back(candidate_json(candidate));

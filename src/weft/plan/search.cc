@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "weft/core/error.h"
+#include "weft/plan/simulate.h"
 
 namespace weft::plan {
 namespace {
@@ -145,9 +146,30 @@ double over_bytes(const Memory& memory, double capacity, const SearchRequest& re
   return memory.needed() - low;
 }
 
+double tokens_per_second(const SearchRequest& request, const Time& time) { return static_cast<double>(request.global_batch * request.sequence) / time.step; }
+
 bool better(const Candidate& a, const Candidate& b, Objective objective) {
   if (objective == Objective::memory) return a.memory.device() < b.memory.device();
   return a.time.step < b.time.step;
+}
+
+/// Simulates the pipelines of the fastest candidates, as many as the budget allows, and puts everything in order again.
+int64_t simulate_best(std::vector<Candidate>& sorted, Job job, const SearchRequest& request, const cost::Tuning& tuning) {
+  double budget = request.simulate_actions;
+  int64_t simulated = 0;
+  for (size_t i = 0; i < std::min(sorted.size(), kKeep); ++i) {
+    Candidate& candidate = sorted[i];
+    if (candidate.layout.pp == 1) continue;
+    budget -= simulated_actions(candidate.layout);
+    if (budget < 0) break;
+    job.layout = candidate.layout;
+    candidate.time = simulated_time(job, tuning);
+    candidate.tokens_per_second = tokens_per_second(request, candidate.time);
+    candidate.simulated = true;
+    ++simulated;
+  }
+  std::stable_sort(sorted.begin(), sorted.end(), [&](const Candidate& a, const Candidate& b) { return better(a, b, request.objective); });
+  return simulated;
 }
 
 std::vector<Candidate> pareto_of(std::vector<Candidate> all) {
@@ -225,13 +247,16 @@ SearchResult search(const SearchRequest& request, const cost::Tuning& tuning) {
   };
   std::map<Strategy, Loser> losers;
   std::map<Strategy, bool> fits;
+  bool host_short = false;
   Space(request).each([&](Layout layout) {
     ++result.considered;
     job.layout = layout;
     Memory memory = peak_memory(job, tuning);
     if (memory.fit_probability < least && request.offload && layout.zero < 3) {
-      layout.offload = job.layout.offload = true;
-      memory = peak_memory(job, tuning);
+      job.layout.offload = true;
+      const Memory offloaded = peak_memory(job, tuning);
+      if (host_fits(offloaded, job)) layout.offload = true, memory = offloaded;
+      else host_short = true;
     }
     const Strategy strategy = strategy_of(layout);
     if (memory.fit_probability < least) {
@@ -240,15 +265,16 @@ SearchResult search(const SearchRequest& request, const cost::Tuning& tuning) {
       return;
     }
     fits[strategy] = true;
-    Candidate candidate{layout, memory, step_time(job, tuning), 0};
-    candidate.tokens_per_second = static_cast<double>(request.global_batch * request.sequence) / candidate.time.step;
-    fitting.push_back(candidate);
+    const Time time = step_time(job, tuning);
+    fitting.push_back({layout, memory, time, tokens_per_second(request, time)});
   });
   if (result.considered == 0)
     throw ConfigError(fmt::format("no layout divides {} devices, {} heads, {} layers and a batch of {} sequences; use a batch that is a multiple of the device count",
                                   request.devices, request.spec.blocks.front().attention.heads, request.spec.layers(), request.global_batch));
+  result.host_short = host_short;
   result.fitting = static_cast<int64_t>(fitting.size());
   std::sort(fitting.begin(), fitting.end(), [&](const Candidate& a, const Candidate& b) { return better(a, b, request.objective); });
+  result.simulated = simulate_best(fitting, job, request, tuning);
   const double best_step = fitting.empty() ? 1 : fitting.front().time.step;
   for (const auto& [strategy, loser] : losers) {
     if (fits.count(strategy) > 0) continue;

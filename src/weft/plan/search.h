@@ -25,6 +25,7 @@ struct SearchRequest {
   std::vector<int64_t> tp, pp, cp, ep, micro_batch;
   std::vector<int> zero;
   std::vector<std::string> schedules{"1f1b", "zb-h1", "zb-v"};  ///< of pipelines; 1f1b is interleaved over several chunks
+  double simulate_actions = 2e6;  ///< budget: the fastest pipelines are simulated action by action; 0: closed form only
   bool offload = true;  ///< what does not fit is tried with the optimizer in host memory
 };
 
@@ -33,6 +34,7 @@ struct Candidate {
   Memory memory;
   Time time;
   double tokens_per_second = 0;
+  bool simulated = false;  ///< time is the simulation's, not the closed form's
 };
 
 /// Why a group of layouts lost: the fastest of them, what stops it, and the smallest change that makes it legal.
@@ -50,6 +52,8 @@ struct SearchResult {
   std::vector<Rejection> rejected;    ///< one per strategy (tp, pp, cp, zero) that never fits, offloaded or not
   int64_t considered = 0;             ///< legal layouts
   int64_t fitting = 0;
+  bool host_short = false;            ///< layouts would fit the device with the optimizer offloaded, but not the host
+  int64_t simulated = 0;              ///< layouts whose pipeline was simulated
   double seconds = 0;                 ///< wall time of the search
 };
 

@@ -91,6 +91,54 @@ schedule::Times times_of(const Job& job, const cost::Tuning& tuning) {
   return times;
 }
 
+namespace {
+
+/// Micro-batches of a period of the steady state: a group of interleaved chunks.
+int64_t period_of(const layout::Layout& layout) { return layout.pp; }
+
+/// Micro-batches after which a schedule only repeats: fill and drain, in periods.
+int64_t simulated_micro_batches(const layout::Layout& layout) {
+  constexpr int64_t kPeriods = 4;
+  const int64_t all = std::max<int64_t>(1, layout.micro_batches()), period = period_of(layout);
+  if (all <= (kPeriods + 1) * period) return all;
+  return kPeriods * period + all % period;
+}
+
+}  // namespace
+
+double simulated_actions(const layout::Layout& layout) {
+  // F, I or B, W, and sends and receives of both directions.
+  constexpr double kPerMicroBatch = 6;
+  return kPerMicroBatch * static_cast<double>(layout.pp * layout.chunks * simulated_micro_batches(layout));
+}
+
+Time simulated_time(const Job& job, const cost::Tuning& tuning) {
+  const layout::Layout& layout = job.layout;
+  Time time = step_time(job, tuning);
+  schedule::Times times = times_of(job, tuning);
+  // Transfers take multiprocessors from the chunk that runs; those that block take its time.
+  const double lost = times.send * (job.software.overlap_pp ? cost::slowdown_of(cost::kSendChannels, job.machine) : 1);
+  for (double& forward : times.forward) forward += lost;
+  for (double& input : times.input_grad) input += lost;
+  const auto makespan = [&](int64_t micro_batches) {
+    Job part = job;
+    part.layout.global_batch = micro_batches * layout.dp * layout.micro_batch;
+    return schedule::run(schedule_of(part), times).makespan;
+  };
+  const int64_t all = std::max<int64_t>(1, layout.micro_batches()), some = simulated_micro_batches(layout), period = period_of(layout);
+  double pipeline = makespan(some);
+  if (some < all) pipeline += (pipeline - makespan(some - period)) * static_cast<double>((all - some) / period);
+  const double change = pipeline - (time.step - time.dp - time.optimizer - time.fixed);
+  const double wait = change * straggler_share(layout, tuning);
+  // What is left idle is bubble; where transfers hide better than assumed, they cost less.
+  time.pp += std::min(0.0, time.bubble + change);
+  time.bubble = std::max(0.0, time.bubble + change);
+  time.fixed += wait;
+  time.step += change + wait;
+  time.step_p95 = kP95OverMedian * time.step;
+  return time;
+}
+
 std::vector<StageBytes> bytes_of(const Job& job, const cost::Tuning& tuning) {
   const layout::Layout& layout = job.layout;
   const std::vector<Memory> ranks = stage_memory(job, tuning);

@@ -44,6 +44,12 @@ Simulation simulate(const schedule::Schedule& schedule, const schedule::Times& t
 schedule::Schedule schedule_of(const Job& job);
 /// Action times of a job in seconds, from the closed-form cost model; one entry per stage.
 schedule::Times times_of(const Job& job, const cost::Tuning& tuning);
+/// Step time of a job whose pipeline is simulated: the closed form's terms, its bubble replaced by what the actions leave idle.
+/// Long schedules are simulated over their fill, drain and some periods; the steady state between repeats.
+Time simulated_time(const Job& job, const cost::Tuning& tuning);
+/// Actions that simulated_time runs, for budgets.
+double simulated_actions(const layout::Layout& layout);
+
 /// Memory of a job's stages from the closed-form memory model.
 std::vector<StageBytes> bytes_of(const Job& job, const cost::Tuning& tuning);
 

@@ -51,6 +51,24 @@ TEST(EstimateCommand, ReadsATrainingConfigurationAndCountsEnergy) {
   EXPECT_NEAR(json["campaign"]["energy_kwh"].get<double>(), json["campaign"]["device_hours"].get<double>(), 1);
   EXPECT_EQ(Json::parse(weft_command("estimate --config " + path + " --devices 8 --batch 128 --json").out)["layout"]["global_batch"], 128);
   EXPECT_EQ(weft_command("estimate --config /nonexistent.toml").exit_code, 2);
+  // Ranks, sharding and 16-bit gradients are the configuration's too; options win.
+  std::ofstream(path, std::ios::app) << "gradient_dtype = \"bf16\"\n[layout]\ndp = 16\n[parallel]\nzero = 3\ndp_shard = 8\n";
+  const Json whole = Json::parse(weft_command("estimate --config " + path + " --json").out), other = Json::parse(weft_command("estimate --config " + path + " --zero 1 --shard-group 4 --devices 32 --json").out);
+  EXPECT_EQ(whole["devices"], 16);
+  EXPECT_EQ(whole["layout"]["zero"], 3);
+  EXPECT_EQ(whole["layout"]["shard_group"], 8);
+  EXPECT_EQ(other["layout"]["zero"], 1);
+  EXPECT_EQ(other["layout"]["shard_group"], 4);
+  EXPECT_NEAR(other["memory"]["gradients_gib"].get<double>(), 2 * 8030261248.0 / (1 << 30), 1e-3);
+}
+
+TEST(EstimateCommand, OffloadSaysWhatTheHostHolds) {
+  const std::string job = "estimate --model llama3-8b --devices 1 --batch 8 --seq 4096 --offload";
+  EXPECT_THAT(weft_command(job).out, HasSubstr("on the host of a node"));
+  const Json json = Json::parse(weft_command(job + " --host-memory 64 --json").out);
+  EXPECT_NEAR(json["memory"]["host_gib_per_rank"].get<double>(), 16 * 8030261248.0 / (1 << 30), 1e-3);
+  EXPECT_EQ(json["memory"]["fit_probability"], 0);
+  EXPECT_THAT(weft_command(job + " --host-memory 64").out, HasSubstr("DOES NOT FIT"));
 }
 
 TEST(EstimateCommand, PlansForThisMachineAndForMeasuredOnes) {

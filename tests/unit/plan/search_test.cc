@@ -132,6 +132,48 @@ TEST(Search, WhatDoesNotFitIsTriedWithTheOptimizerOnTheHost) {
   EXPECT_GT(step_time(job, {}).optimizer, 10 * device);
 }
 
+// 8B parameters are 120 GiB of fp32 state and gradients on the host.
+TEST(Search, OffloadsOnlyWhatTheHostHolds) {
+  SearchRequest request = request_of("llama3-8b", 1, 8, 4096);
+  request.tp = {1};
+  request.machine.host_memory_gib = 140;
+  const SearchResult holds = search(request, {});
+  ASSERT_FALSE(holds.ranked.empty());
+  EXPECT_NEAR(holds.ranked.front().memory.host / 8030261248.0, 16, 1e-4);
+  request.machine.host_memory_gib = 130;  // a tenth is the system's
+  const SearchResult short_of_it = search(request, {});
+  EXPECT_TRUE(short_of_it.ranked.empty());
+  EXPECT_TRUE(short_of_it.host_short);
+  std::string all;
+  for (const std::string& line : explain(request, short_of_it, {})) all += line + "\n";
+  EXPECT_NE(all.find("130 GiB of a node's host"), std::string::npos) << all;
+}
+
+TEST(Search, TheBestPipelinesAreSimulated) {
+  SearchRequest request = request_of("llama3-70b", 64, 64, 8192);
+  request.pp = {4, 8};
+  const SearchResult result = search(request, {});
+  ASSERT_GT(result.simulated, 20);
+  EXPECT_TRUE(result.ranked.front().simulated);
+  Job job;
+  job.model = ModelSummary::of(request.spec, request.sequence);
+  job.machine = request.machine;
+  job.sequence = request.sequence;
+  bool moved = false;
+  for (const Candidate& candidate : result.ranked) {
+    if (!candidate.simulated) continue;
+    job.layout = candidate.layout;
+    const double closed = step_time(job, {}).step;
+    EXPECT_NEAR(candidate.time.step / closed, 1, 0.25) << candidate.layout.text();
+    moved = moved || std::abs(candidate.time.step / closed - 1) > 1e-3;
+    const Time& t = candidate.time;
+    EXPECT_NEAR((t.gemm + t.attention + t.memory + t.host + t.recompute + t.tp + t.cp + t.ep + t.pp + t.dp + t.bubble + t.optimizer + t.fixed) / t.step, 1, 1e-9);
+  }
+  EXPECT_TRUE(moved);
+  request.simulate_actions = 0;
+  EXPECT_EQ(search(request, {}).simulated, 0);
+}
+
 TEST(Search, ExpertsAreSpread) {
   const SearchRequest request = request_of("mixtral-8x7b", 64, 256, 4096);
   std::set<int64_t> degrees;

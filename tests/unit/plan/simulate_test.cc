@@ -85,5 +85,22 @@ TEST(Simulate, AgreesWithTheEstimateOfAJob) {
   }
 }
 
+// The steady state is simulated over some periods only; the rest is as many of the last period.
+TEST(Simulate, LongSchedulesAreExtrapolated) {
+  const cost::Tuning tuning;
+  for (const auto& [name, chunks] : {std::pair{"1f1b", 1}, {"1f1b", 2}, {"zb-h1", 1}, {"zb-v", 2}}) {
+    for (const int64_t batch : {128, 134}) {
+      if (batch % 4 != 0 && chunks == 2 && std::string(name) == "1f1b") continue;  // interleaving wants whole groups
+      SCOPED_TRACE(testing::Message() << name << " chunks " << chunks << " batch " << batch);
+      Job job = job_of(name, 4, chunks);
+      job.layout.global_batch = batch;
+      job.machine.device.multiprocessors = 1 << 30;  // transfers take none that count
+      const Time time = simulated_time(job, tuning);
+      const double whole = simulate(schedule_of(job), times_of(job, tuning), {}).timeline.makespan;
+      EXPECT_NEAR((time.step - time.dp - time.optimizer - time.fixed) / whole, 1, 1e-3);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace weft::plan
