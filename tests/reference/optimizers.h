@@ -86,4 +86,65 @@ struct Lion {
   }
 };
 
+/// Shazeer and Stern 2018, algorithm 4 (matrices) and 5 (others), with the relative rate `lr` given, decoupled decay and optional momentum.
+struct Adafactor {
+  double lr = 1e-2, eps1 = 1e-30, eps2 = 1e-3, clip = 1, power = 0.8, beta1 = 0, decay = 0.1;
+  bool relative = true;
+  Tensor rows, columns, v, m;
+  int step = 0;
+
+  static Tensor rms(const Tensor& x) { return x.square().mean().sqrt(); }
+
+  void update(Tensor& w, const Tensor& g) {
+    ++step;
+    const double beta2 = 1 - std::pow(step, -power), alpha = lr * (relative ? std::max(eps2, rms(w).item<double>()) : 1.0);
+    const Tensor squares = g.square() + eps1;
+    Tensor second;
+    if (w.dim() == 2) {
+      if (step == 1) rows = torch::zeros(w.size(0), torch::kDouble), columns = torch::zeros(w.size(1), torch::kDouble);
+      rows = beta2 * rows + (1 - beta2) * squares.sum(1);
+      columns = beta2 * columns + (1 - beta2) * squares.sum(0);
+      second = torch::outer(rows, columns) / rows.sum();
+    } else {
+      if (step == 1) v = torch::zeros_like(w);
+      v = beta2 * v + (1 - beta2) * squares;
+      second = v;
+    }
+    Tensor u = g / second.sqrt();
+    u = u / std::max(1.0, rms(u).item<double>() / clip);
+    if (beta1 > 0) {
+      if (step == 1) m = torch::zeros_like(w);
+      m = beta1 * m + (1 - beta1) * u;
+      u = m;
+    }
+    w = w - alpha * decay * w - alpha * u;
+  }
+};
+
+/// Jordan et al. 2024; scale and decay of Liu et al. 2025.
+struct Muon {
+  double lr = 1e-2, momentum = 0.95, decay = 0.1;
+  bool nesterov = true, match_adamw = true;
+  Tensor buffer;
+
+  static Tensor newton_schulz(const Tensor& g) {
+    const bool tall = g.size(0) > g.size(1);
+    Tensor x = (tall ? g.t() : g) / (g.square().sum().sqrt() + 1e-7);
+    for (int i = 0; i < 5; ++i) {
+      const Tensor a = x.matmul(x.t());
+      x = 3.4445 * x + (-4.7750 * a + 2.0315 * a.matmul(a)).matmul(x);
+    }
+    return tall ? x.t() : x;
+  }
+
+  void update(Tensor& w, const Tensor& g) {
+    if (!buffer.defined()) buffer = torch::zeros_like(w);
+    buffer = momentum * buffer + (1 - momentum) * g;
+    const Tensor direction = newton_schulz(nesterov ? momentum * buffer + (1 - momentum) * g : buffer);
+    const auto r = static_cast<double>(w.size(0)), c = static_cast<double>(w.size(1));
+    const double scale = match_adamw ? 0.2 * std::sqrt(std::max(r, c)) : std::sqrt(std::max(1.0, r / c));
+    w = w - lr * decay * w - lr * scale * direction;
+  }
+};
+
 }  // namespace weft::reference

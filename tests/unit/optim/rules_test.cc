@@ -4,8 +4,10 @@
 #include "tests/reference/optimizers.h"
 #include "tests/support/test_pch.h"
 #include "weft/core/error.h"
+#include "weft/optim/adafactor.h"
 #include "weft/optim/adam8bit.h"
 #include "weft/optim/lion.h"
+#include "weft/optim/muon.h"
 #include "weft/optim/optim.h"
 
 namespace weft::optim {
@@ -19,6 +21,7 @@ const std::vector<std::vector<int64_t>> kShapes{{67, 65}, {24, 40}, {5000}, {40,
 /// Trains `rounds` steps with Weft's optimizer and, tensor by tensor, with the reference; fp64.
 template <class Reference, class Make>
 double difference_after(int rounds, const std::vector<std::vector<int64_t>>& shapes, const Reference& reference, const Make& make) {
+  at::set_num_threads(1);  // small tensors: waking threads would take most of the time
   torch::manual_seed(5);
   std::vector<at::Tensor> ours, theirs;
   for (const auto& shape : shapes) {
@@ -56,6 +59,36 @@ TEST(Rules, AreThoseOfThePapers) {
   }), kFp64);
   EXPECT_LE(difference_after(10, kShapes, reference::Lion(), [](auto p) { return std::make_unique<Lion>(Groups{{p}}, kLion); }), kFp64);
   EXPECT_LE(difference_after(10, kShapes, reference::Adam8bit(), [](auto p) { return std::make_unique<Adam8bit>(Groups{{p}}, kAdamW); }), kFp64);
+}
+
+TEST(Rules, AdafactorIsThatOfThePaper) {
+  for (const bool relative : {true, false}) {
+    for (const double beta1 : {0.0, 0.9}) {
+      reference::Adafactor reference;
+      reference.relative = relative;
+      reference.beta1 = beta1;
+      EXPECT_LE(difference_after(10, kShapes, reference, [&](auto p) {
+        return std::make_unique<Adafactor>(Groups{{p}}, AdafactorOptions(1e-2).scale_parameter(relative).beta1(beta1).weight_decay(0.1));
+      }), kFp64) << relative << ' ' << beta1;
+    }
+  }
+}
+
+TEST(Rules, MuonIsThatOfThePaper) {
+  for (const bool nesterov : {true, false}) {
+    reference::Muon reference;
+    reference.nesterov = reference.match_adamw = nesterov;
+    const auto options = MuonOptions(1e-2).nesterov(nesterov).match_adamw(nesterov);
+    EXPECT_LE(difference_after(10, {{67, 65}, {24, 40}, {40, 8}, {3, 3}}, reference,
+                               [&](auto p) { return std::make_unique<Muon>(Groups{{p}}, options); }), kFp64);
+  }
+  const auto rest = MuonOptions(1e-2).orthogonalise(false).betas({0.9, 0.95});
+  EXPECT_LE(difference_after(10, kShapes, reference::AdamW(), [&](auto p) { return std::make_unique<Muon>(Groups{{p}}, rest); }), kFp64);
+  // Singular values come near 1, whatever they were.
+  torch::manual_seed(1);
+  const at::Tensor values = std::get<1>(torch::svd(orthogonalise(torch::randn({30, 50}, torch::kDouble), 5)));
+  EXPECT_GT(values.min().item<double>(), 0.5);
+  EXPECT_LT(values.max().item<double>(), 1.3);
 }
 
 /// Makes an elementwise optimizer of each kind.
@@ -103,24 +136,35 @@ TEST(Rules, StretchesHaveTheBitsOfTheWhole) {
   }
 }
 
+using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const Groups&)>;
+
+/// All of them.
+std::vector<std::pair<std::string, Make>> makers() {
+  std::vector<std::pair<std::string, Make>> list;
+  for (const Kind& kind : kinds()) list.emplace_back(kind.name, kind.make);
+  list.emplace_back("adafactor", [](const Groups& g) { return std::make_unique<Adafactor>(g, AdafactorOptions(1e-1).beta1(0.9)); });
+  list.emplace_back("muon", [](const Groups& g) { return std::make_unique<Muon>(g, MuonOptions(1e-2)); });
+  return list;
+}
+
 // bf16 weights are the rounding of a run in fp32, whatever the type of the gradient; fault class "optimizer moments dropped".
 TEST(Rules, MastersAndSavedStatesContinueBitEqual) {
-  for (const Kind& kind : kinds()) {
+  for (const auto& [name, make] : makers()) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       torch::manual_seed(3);
-      const at::Tensor start = torch::randn({4500}).to(dtype);
+      const at::Tensor start = torch::randn({90, 50}).to(dtype);
       at::Tensor low = start.clone().requires_grad_(), high = start.to(at::kFloat, false, /*copy=*/true).requires_grad_(), again;
-      const auto a = kind.make({OptimizerParamGroup({low})}), b = kind.make({OptimizerParamGroup({high})});
-      std::unique_ptr<ElementwiseOptimizer> resumed;
+      const auto a = make({OptimizerParamGroup({low})}), b = make({OptimizerParamGroup({high})});
+      std::unique_ptr<torch::optim::Optimizer> resumed;
       std::stringstream file;
       for (int step = 0; step < 8; ++step) {
         if (step == 4) {
           torch::save(*a, file);
           again = low.detach().clone().requires_grad_();
-          resumed = kind.make({OptimizerParamGroup({again})});
+          resumed = make({OptimizerParamGroup({again})});
           torch::load(*resumed, file);
         }
-        const at::Tensor grad = torch::randn({4500}).to(dtype);
+        const at::Tensor grad = torch::randn({90, 50}).to(dtype);
         low.mutable_grad() = grad;
         high.mutable_grad() = grad.to(at::kFloat);
         a->step();
@@ -130,9 +174,9 @@ TEST(Rules, MastersAndSavedStatesContinueBitEqual) {
           resumed->step();
         }
       }
-      EXPECT_TRUE(at::equal(low.detach(), high.detach().to(dtype))) << kind.name << ' ' << dtype;
-      EXPECT_TRUE(at::equal(low.detach(), again.detach())) << kind.name << ' ' << dtype;
-      EXPECT_FALSE(at::equal(low.detach(), start)) << kind.name;
+      EXPECT_TRUE(at::equal(low.detach(), high.detach().to(dtype))) << name << ' ' << dtype;
+      EXPECT_TRUE(at::equal(low.detach(), again.detach())) << name << ' ' << dtype;
+      EXPECT_FALSE(at::equal(low.detach(), start)) << name;
     }
   }
 }
@@ -175,6 +219,9 @@ TEST(Rules, WhatTheyCannotDoIsRefused) {
   EXPECT_THAT(error_of([&] { Adam8bit(groups, AdamWOptions(1e-3).amsgrad(true)); }), HasSubstr("amsgrad"));
   EXPECT_THAT(error_of([&] { Lion(groups, LionOptions(-1)); }), HasSubstr("lr is -1"));
   EXPECT_THAT(error_of([&] { Lion(groups, LionOptions(1).betas({0.9, 1})); }), HasSubstr("beta2 is 1"));
+  EXPECT_THAT(error_of([&] { Muon(groups, MuonOptions(1)); }), HasSubstr("[4] is no matrix"));
+  EXPECT_THAT(error_of([&] { Muon(groups, MuonOptions(1).orthogonalise(false).steps(0)); }), HasSubstr("steps is 0"));
+  EXPECT_THAT(error_of([&] { Adafactor(groups, AdafactorOptions(1).clip_threshold(0)); }), HasSubstr("clip_threshold"));
   at::Tensor apart = torch::ones({4, 4}).t().narrow(0, 0, 2).detach().requires_grad_();
   apart.mutable_grad() = torch::ones({2, 4});
   Lion lion({OptimizerParamGroup({apart})});
