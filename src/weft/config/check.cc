@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
+#include <sstream>
 
 #include "weft/core/units.h"
 #include "weft/model/presets.h"
@@ -123,7 +125,61 @@ void check_groups(const ParallelConfig& parallel, int64_t ranks, Findings& findi
                legal.empty() ? "legal value: 0" : fmt::format("legal values: {}, or 0", fmt::join(legal, ", ")));
 }
 
+void check_optimizer(const RunConfig& config, Findings& findings) {
+  const OptimizerConfig& o = config.optimizer;
+  constexpr double kMostRate = 1;  // but for sgd each update moves every weight by about lr, or by that share of it
+  if (o.name != "sgd" && o.lr > kMostRate) {
+    findings.add("optimizer.lr", fmt::format("{} with {}, which moves every weight by about that in each update; at most {}", o.lr, o.name,
+                                             kMostRate), "usual are 1e-5 to 1e-2");
+  }
+  if (o.momentum < 0 && o.momentum != -1) findings.add("optimizer.momentum", fmt::format("{} is neither -1 nor at least 0", o.momentum));
+  if (o.moments_dtype == "bf16") {
+    constexpr double kMostBeta = 0.992;  // optim::AdamW::keep_moments_in_bf16
+    if (o.name != "adamw") findings.add("optimizer.moments_dtype", "bf16 with " + o.name, "it is for adamw; leave it at auto");
+    if (std::max(o.beta1, o.beta2) > kMostBeta) {
+      findings.add("optimizer.moments_dtype", fmt::format("bf16 with a beta of {}: in bf16 a moment that moves that little stands still",
+                                                          std::max(o.beta1, o.beta2)), "use betas up to 0.992, or auto");
+    }
+  }
+  rate_rules(o, findings);
+  if (config.schedule.decay > config.train.steps) {
+    findings.add("schedule.decay", fmt::format("{} steps of decay in a run of train.steps = {}", config.schedule.decay, config.train.steps));
+  }
+}
+
 }  // namespace
+
+std::vector<RateRule> rate_rules(const OptimizerConfig& optimizer, Findings& findings) {
+  std::vector<RateRule> rules;
+  std::istringstream text(optimizer.rates);
+  for (std::string part; std::getline(text, part, ';');) {
+    std::erase(part, ' ');
+    if (part.empty()) continue;
+    constexpr double kMost = 1000;
+    const size_t sign = part.find('=');
+    const std::string number = sign == std::string::npos ? "" : part.substr(sign + 1);
+    RateRule rule{.names = part.substr(0, sign)};
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), rule.share);
+    const bool good = error == std::errc() && end == number.data() + number.size() && rule.share >= 0 && rule.share <= kMost && !rule.names.empty();
+    if (!good) {
+      findings.add("optimizer.rates", fmt::format("\"{}\" is not names = share, with a share from 0 to {}", part, kMost),
+                   "for instance \"head.*=0.5; *.norm*.*=0.1\"");
+      continue;
+    }
+    rules.push_back(std::move(rule));
+  }
+  return rules;
+}
+
+double momentum(const OptimizerConfig& optimizer) {
+  constexpr double kSgd = 0.9, kMuon = 0.95;
+  return optimizer.momentum >= 0 ? optimizer.momentum : optimizer.name == "muon" ? kMuon : kSgd;
+}
+
+int64_t decay_steps(const RunConfig& config) {
+  constexpr int64_t kShare = 10;
+  return config.schedule.decay >= 0 ? config.schedule.decay : config.train.steps / kShare;
+}
 
 void check(const RunConfig& config, Findings& findings) {
   if (config.data.train.empty()) findings.add("data.train", "missing", "name a token file made by `weft data prepare`");
@@ -142,11 +198,7 @@ void check(const RunConfig& config, Findings& findings) {
                                                        "is a kind of", config.parallel.reshard_group),
                  "leave it out, or set them");
   }
-  constexpr double kMostAdamWRate = 1;  // each update moves every weight by about lr
-  if (config.optimizer.name == "adamw" && config.optimizer.lr > kMostAdamWRate) {
-    findings.add("optimizer.lr", fmt::format("{} with adamw, which moves every weight by about that in each update; at most {}",
-                                             config.optimizer.lr, kMostAdamWRate), "usual are 1e-5 to 1e-2");
-  }
+  check_optimizer(config, findings);
   constexpr double kLeastClipNorm = 1e-6;  // below it nothing is left of a gradient in fp32
   if (config.optimizer.clip_norm > 0 && config.optimizer.clip_norm < kLeastClipNorm) {
     findings.add("optimizer.clip_norm", fmt::format("{} would leave nothing of any gradient; at least {}", config.optimizer.clip_norm,

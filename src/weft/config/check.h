@@ -1,6 +1,9 @@
 // What follows from a configuration, and rules between keys.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "weft/config/run_config.h"
 #include "weft/core/error.h"
 #include "weft/model/spec.h"
@@ -13,6 +16,19 @@ void check(const RunConfig& config, Findings& findings);
 /// The model that the configuration names; `data_vocab` is the training data's vocabulary (0 = unknown). ConfigError
 /// with all findings when sizes are missing or do not fit each other.
 model::ModelSpec model_spec(const RunConfig& config, int64_t data_vocab);
+
+/// schedule.decay: as configured, or what -1 stands for.
+int64_t decay_steps(const RunConfig& config);
+
+/// optimizer.rates: patterns of names (core/pattern.h) and the share of the learning rate. Problems become findings.
+struct RateRule {
+  std::string names;
+  double share = 1;
+};
+std::vector<RateRule> rate_rules(const OptimizerConfig& optimizer, Findings& findings);
+
+/// optimizer.momentum, or what its -1 means.
+double momentum(const OptimizerConfig& optimizer);
 
 /// Steps of warm-up: as configured, or what -1 stands for.
 int64_t warmup_steps(const RunConfig& config);

@@ -47,7 +47,10 @@ struct OptimizerConfig {
   std::string name = "adamw";
   double lr = 1e-3;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-  double momentum = 0.9;
+  std::string moments_dtype = "auto";
+  double momentum = -1;
+  std::string adamw_for = "tok.*|pos.*|head.*";
+  std::string rates;
   double weight_decay = 0.1;
   double clip_norm = 1.0;
 };
@@ -56,6 +59,7 @@ struct ScheduleConfig {
   std::string name = "cosine";
   int64_t warmup = -1;
   double final_ratio = 0.1;
+  int64_t decay = -1;
 };
 
 struct LayoutConfig {

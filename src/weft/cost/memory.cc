@@ -1,6 +1,7 @@
 #include "weft/cost/memory.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "weft/core/error.h"
 
@@ -13,6 +14,19 @@ double StateBytes::per_parameter(int zero, double ranks) const {
     case 2: return weight + (gradient + optimizer) / ranks;
     default: return (weight + gradient + optimizer) / ranks;
   }
+}
+
+double moment_bytes(const std::string& optimizer, const std::vector<int64_t>& shape, double wide) {
+  constexpr double kBlock = 256, kLeastQuantised = 4096;  // of 8-bit moments (Dettmers et al. 2022; bitsandbytes)
+  double n = 1;
+  for (const int64_t size : shape) n *= static_cast<double>(size);
+  const bool matrix = shape.size() >= 2 && n > 0;
+  if (optimizer == "adamw") return 2 * wide * n;
+  if (optimizer == "adamw_bf16") return 4 * n;
+  if (optimizer == "adam8bit") return n < kLeastQuantised ? 2 * wide * n : 2 * n + 2 * wide * std::ceil(n / kBlock);
+  if (optimizer == "lion" || optimizer == "sgd" || optimizer == "muon") return wide * n;
+  if (optimizer == "adafactor") return wide * (matrix ? n / static_cast<double>(shape.back()) + static_cast<double>(shape.back()) : n);
+  throw ConfigError("optimizer \"" + optimizer + "\" is not known; use adamw, adamw_bf16, adam8bit, lion, sgd, adafactor or muon");
 }
 
 double zero_state_bytes(double parameters, double ranks, int stage, double optimizer_bytes) {

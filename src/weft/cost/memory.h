@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "weft/layout/layout.h"
 #include "weft/machine/machine.h"
@@ -18,6 +20,11 @@ struct StateBytes {
   /// Bytes per parameter when stage `zero` shards over `ranks` (ZeRO, arXiv 1910.02054, section 5).
   double per_parameter(int zero, double ranks) const;
 };
+
+/// Bytes of the moments that `optimizer` (adamw, adamw_bf16, adam8bit, lion, sgd, adafactor, muon) keeps of a parameter of `shape`; fp32
+/// masters of 16-bit weights are 4 bytes per element more. wide: bytes of a moment, 8 where weights are fp64. muon: as for a matrix that
+/// it orthogonalises; its other parameters have adamw's. ConfigError for a name that is not known.
+double moment_bytes(const std::string& optimizer, const std::vector<int64_t>& shape, double wide = 4);
 
 /// Model states of the ZeRO paper in bytes: (2 + 2 + k) p and its stages.
 double zero_state_bytes(double parameters, double ranks, int stage, double optimizer_bytes = 12);

@@ -100,17 +100,21 @@ std::vector<OptimizerParamGroup> param_groups(const DataParallel& dp, const std:
 
 /// Learning rate as a function of completed optimizer updates alone.
 struct LearningRate {
-  enum class Kind { constant, linear, cosine } kind = Kind::constant;
+  /// After the warm-up: constant; falling linearly, or as half a cosine, to the end; wsd (warm-up, stable, decay: Hu et al. 2024,
+  /// "MiniCPM", section 4): constant and then falling linearly over the last `decay` updates; inverse_sqrt (Vaswani et al. 2017): as
+  /// 1 / sqrt(updates), not below the final rate.
+  enum class Kind { constant, linear, cosine, wsd, inverse_sqrt } kind = Kind::constant;
   double peak = 1e-3;
   int64_t warmup = 0;      ///< updates of linear warm-up; update k (from 0) of them uses peak * (k + 1) / warmup
   int64_t total = 0;       ///< updates of the whole run, warm-up included
+  int64_t decay = 0;       ///< wsd: updates of the decay at its end
   double final_ratio = 0;  ///< rate at the end, as a share of the peak
 
   /// Rate of update number `update` (from 0). Beyond `total` the final rate.
   double at(int64_t update) const;
 };
 
-/// Sets the rate of every group.
-void set_learning_rate(torch::optim::Optimizer& optimizer, double rate);
+/// Sets the rate of every group: `rate`, times the group's factor where there are factors, one per group.
+void set_learning_rate(torch::optim::Optimizer& optimizer, double rate, const std::vector<double>& factors = {});
 
 }  // namespace weft::optim

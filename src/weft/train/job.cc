@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "weft/core/error.h"
+#include "weft/train/optimizer.h"
 
 namespace weft::train {
 namespace {
@@ -48,6 +49,8 @@ config::RunConfig as_used(config::RunConfig config, const model::ModelSpec& spec
   config.model.ffn = block.mlp.ffn;
   config.model.tied_head = spec.tied_head ? "yes" : "no";
   config.schedule.warmup = config::warmup_steps(config);
+  config.schedule.decay = config::decay_steps(config);
+  config.optimizer.momentum = config::momentum(config.optimizer);
   config.layout.dp = accumulation.dp;
   config.train.micro_batch = accumulation.micro_batch;
   return config;
@@ -117,19 +120,24 @@ int rank_threads(const Job& job, int64_t cores, int64_t local_ranks) {
 
 namespace {
 
-/// Stored per parameter: weights, gradients, two moments of AdamW; of 16-bit weights also fp32 masters; averages. parallel.zero shares
-/// them out over the ranks of a replica, from the last to the first.
+/// Stored on one rank: weights, gradients, the optimizer's moments, averaged weights; of 16-bit weights also fp32 masters.
+/// parallel.zero shares them out over the ranks of a replica, from the last to the first; but for the rows and columns of adafactor.
 int64_t state_bytes(const Job& job) {
   const auto weight = static_cast<int64_t>(c10::elementSize(job.dtype));
   const auto gradient = static_cast<int64_t>(c10::elementSize(gradient_type(job)));
   const int64_t wide = std::max<int64_t>(weight, 4);
-  const int64_t states = (job.config.optimizer.name == "adamw" ? 2 : 1) + (job.config.train.ema > 0 ? 1 : 0);
   const auto& parallel = job.config.parallel;
   const int64_t shards = parallel.dp_shard > 0 ? parallel.dp_shard : job.accumulation.dp;
-  const auto share = [&](int64_t zero, int64_t bytes) {
-    return model::parameter_count(job.spec) * bytes / (parallel.zero >= zero ? shards : 1);
-  };
-  return share(3, weight) + share(2, gradient) + share(1, states * wide + (weight < wide ? wide : 0));
+  const auto share = [&](int64_t zero, double bytes) { return bytes / static_cast<double>(parallel.zero >= zero ? shards : 1); };
+  const auto parameters = static_cast<double>(model::parameter_count(job.spec));
+  double moments = 0, whole = 0;
+  for (const model::Param& p : model::parameter_table(job.spec)) {
+    const bool factors = job.config.optimizer.name == "adafactor" && p.shape.size() >= 2;
+    (factors ? whole : moments) += moment_bytes(job.config.optimizer, p.name, p.shape, static_cast<double>(wide));
+  }
+  const auto others = static_cast<double>((weight < wide ? wide : 0) + (job.config.train.ema > 0 ? wide : 0));
+  return static_cast<int64_t>(share(3, parameters * static_cast<double>(weight)) + share(2, parameters * static_cast<double>(gradient)) +
+                              share(1, moments + parameters * others) + whole);
 }
 
 double epochs(const Job& job) {

@@ -33,6 +33,7 @@ DataParallelOptions dp_options(const Job& job) {
   if (gradient_type(job) != job.dtype) options.gradient_dtype = gradient_type(job);
   const std::string& reduce = job.config.train.reduce_dtype;
   if (reduce != "auto" && scalar_type(reduce) != gradient_type(job)) options.reduce_dtype = scalar_type(reduce);
+  options.granules = granules_of(job.config.optimizer);
   options.bucket.bytes = static_cast<int64_t>(job.config.layout.bucket_mb * kMiB);
   options.bucket.last_bytes = static_cast<int64_t>(job.config.layout.last_bucket_mb * kMiB);
   return options;
@@ -57,15 +58,6 @@ void book_own_gradients(const DataParallel& dp) {
     };
     parallel::watch_gradient(p.tensor, p.name, book);
   }
-}
-
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const config::OptimizerConfig& c, const DataParallel& dp) {
-  if (c.name == "sgd") {
-    const auto options = optim::SGDOptions(c.lr).momentum(c.momentum).weight_decay(c.weight_decay);
-    return std::make_unique<optim::SGD>(optim::decay_matrices_only(dp, options), options);
-  }
-  const auto options = optim::AdamWOptions(c.lr).betas({c.beta1, c.beta2}).eps(c.eps).weight_decay(c.weight_decay);
-  return std::make_unique<optim::AdamW>(optim::decay_matrices_only(dp, options), options);
 }
 
 }  // namespace
@@ -108,8 +100,8 @@ StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update
 }
 
 void Learner::apply(double rate) {
-  optim::set_learning_rate(*optimizer_, rate);
-  optimizer_->step();
+  optim::set_learning_rate(*optimizer_.optimizer, rate, optimizer_.shares);
+  optimizer_.optimizer->step();
   if (ema_) ema_->update();
   dp_.zero_grad();
 }

@@ -1,9 +1,6 @@
 // Model, data-parallel engine and optimizer of one rank.
 #pragma once
 
-#include <torch/optim/optimizer.h>
-
-#include <memory>
 #include <optional>
 
 #include "weft/models/transformer.h"
@@ -12,6 +9,7 @@
 #include "weft/optim/optim.h"
 #include "weft/parallel/data_parallel.h"
 #include "weft/train/job.h"
+#include "weft/train/optimizer.h"
 
 namespace weft::train {
 
@@ -45,7 +43,7 @@ class Learner {
   at::Device device_;
   models::Transformer model_;
   DataParallel dp_;
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  RunOptimizer optimizer_;
   int64_t global_batch_;
   double clip_norm_;
   std::optional<optim::LossScaler> scaler_;

@@ -72,7 +72,8 @@ std::vector<Lever> levers(const Job& job, const memory::Usage& usage) {
     add("train.ema = 0: no average of the weights", usage.of(Category::optimizer) / (states + 1));
   }
   if (c.optimizer.name == "adamw") {
-    add("optimizer.name = \"sgd\": one moment per parameter instead of two", usage.of(Category::optimizer) / 2);
+    const int64_t now = usage.of(Category::optimizer), moments = c.train.dtype == "bf16" || c.train.dtype == "fp16" ? now * 2 / 3 : now;
+    add("optimizer.name = \"adam8bit\": moments in 8 bits instead of 32", moments * 3 / 4);
   }
   return list;
 }

@@ -32,11 +32,14 @@ optim::LearningRate learning_rate(const config::RunConfig& c) {
   using Kind = optim::LearningRate::Kind;
   const Kind kind = c.schedule.name == "cosine"   ? Kind::cosine
                     : c.schedule.name == "linear" ? Kind::linear
-                                                  : Kind::constant;
+                    : c.schedule.name == "wsd"    ? Kind::wsd
+                    : c.schedule.name == "inverse_sqrt" ? Kind::inverse_sqrt
+                                                        : Kind::constant;
   return {.kind = kind,
           .peak = c.optimizer.lr,
           .warmup = c.schedule.warmup,
           .total = c.train.steps,
+          .decay = c.schedule.decay,
           .final_ratio = c.schedule.final_ratio};
 }
 

@@ -15,7 +15,7 @@ namespace weft::testing {
 /// Bytes per parameter of one choice of dtypes.
 struct Case {
   const char* dtype;
-  int64_t weight, gradient, optimizer;
+  int64_t weight, gradient, optimizer;  ///< optimizer: masters and moments; of others than adamw the masters
 };
 inline constexpr Case kFp32{"fp32", 4, 4, 8}, kBf16{"bf16", 2, 4, 12}, kFp16{"fp16", 2, 4, 12}, kLow{"bf16", 2, 2, 12};
 
@@ -25,22 +25,30 @@ inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1)
 /// Tensors of one flat buffer: each starts at a multiple of 32 elements, the buffer cuts into `ranks` such parts.
 struct Group {
   std::vector<int64_t> numels;
+  std::vector<model::Param> table;  ///< of the same tensors
   bool unit = false;  ///< gathered for use under zero = 3
+  int64_t alignment = kAlignment;
 
   int64_t padded() const {
     int64_t sum = 0;
-    for (const int64_t numel : numels) sum += round_up(numel, kAlignment);
+    for (const int64_t numel : numels) sum += round_up(numel, alignment);
     return sum;
   }
-  int64_t length(int64_t ranks) const { return round_up(padded(), kAlignment * ranks); }
-  /// Elements of tensors, without padding, in the shard of `rank`.
-  int64_t owned(int64_t rank, int64_t ranks) const {
+  int64_t length(int64_t ranks) const { return round_up(padded(), alignment * ranks); }
+  /// Elements of each tensor, without padding, in the shard of `rank`.
+  std::vector<int64_t> parts(int64_t rank, int64_t ranks) const {
     const int64_t begin = rank * (length(ranks) / ranks), end = begin + length(ranks) / ranks;
-    int64_t sum = 0, offset = 0;
+    std::vector<int64_t> counts;
+    int64_t offset = 0;
     for (const int64_t numel : numels) {
-      sum += std::max<int64_t>(0, std::min(offset + numel, end) - std::max(offset, begin));
-      offset += round_up(numel, kAlignment);
+      counts.push_back(std::max<int64_t>(0, std::min(offset + numel, end) - std::max(offset, begin)));
+      offset += round_up(numel, alignment);
     }
+    return counts;
+  }
+  int64_t owned(int64_t rank, int64_t ranks) const {
+    int64_t sum = 0;
+    for (const int64_t count : parts(rank, ranks)) sum += count;
     return sum;
   }
 };
@@ -55,6 +63,8 @@ inline std::vector<Group> groups_of(const config::RunConfig& c) {
     Group& group = groups[unit ? p.name.substr(0, p.name.find('.', p.name.find('.') + 1)) : ""];
     group.unit = unit;
     group.numels.push_back(numel);
+    group.table.push_back(p);
+    if (c.optimizer.name == "adam8bit") group.alignment = 256;  // where shards are cut, blocks are not
   }
   std::vector<Group> list;
   for (const auto& [name, group] : groups) list.push_back(group);
@@ -66,6 +76,22 @@ struct States {
   int64_t parameters = 0, gradients = 0, optimizer = 0;
   int64_t two_units = 0;  ///< of parameters, while two Units exist
 };
+
+/// Bytes of moments of one tensor of which a rank has `part` elements, for optimizers whose Case::optimizer counts masters alone.
+inline int64_t moments(const config::OptimizerConfig& o, const model::Param& p, int64_t part) {
+  const bool matrix = p.shape.size() == 2, embedding = p.name == "tok.weight" || p.name == "head.weight";
+  if (o.moments_dtype == "bf16") return 2 * 2 * part;
+  if (o.name == "lion" || o.name == "sgd") return 4 * part;
+  if (o.name == "adam8bit") return p.numel() < 4096 ? 8 * part : 2 * part + 2 * 4 * ((part + 255) / 256);
+  if (o.name == "adafactor") return matrix ? 4 * (p.shape[0] + p.shape[1]) : 4 * part;
+  if (o.name == "muon") return matrix && !embedding ? 4 * part : 8 * part;
+  return 0;
+}
+inline int64_t moments(const config::OptimizerConfig& o, const Group& group, const std::vector<int64_t>& parts) {
+  int64_t sum = 0;
+  for (size_t i = 0; i < parts.size(); ++i) sum += moments(o, group.table[i], parts[i]);
+  return sum;
+}
 
 /// One rank, or zero = 0: everything on every rank. One element more per tensor of a flat gradient buffer says whether any rank
 /// used it, one per bucket whether all ranks finished.
@@ -98,8 +124,16 @@ inline States sharded(const Case& bytes, const std::vector<Group>& groups, int64
 }
 
 inline States states_of(const Case& bytes, const config::RunConfig& c, int64_t rank, int64_t ranks) {
-  const std::vector<Group> groups = groups_of(c);
-  return c.parallel.zero == 0 || ranks == 1 ? replicated(bytes, groups.front(), ranks) : sharded(bytes, groups, c.parallel.zero, rank, ranks);
+  std::vector<Group> groups = groups_of(c);
+  if (c.parallel.zero == 0 || ranks == 1) {
+    groups.front().alignment = kAlignment;
+    States states = replicated(bytes, groups.front(), ranks);
+    states.optimizer += moments(c.optimizer, groups.front(), groups.front().numels);
+    return states;
+  }
+  States states = sharded(bytes, groups, c.parallel.zero, rank, ranks);
+  for (const Group& group : groups) states.optimizer += moments(c.optimizer, group, group.parts(rank, ranks));
+  return states;
 }
 
 }  // namespace weft::testing

@@ -71,6 +71,41 @@ TEST(Parse, NumbersMustBeFiniteAndInRange) {
   EXPECT_THAT(problems("[data]\nshuffle = 1\n"), ElementsAre(HasSubstr("1 is no true or false")));
 }
 
+TEST(Parse, RatesByNameAreRulesAndSlipsAreNamed) {
+  Findings findings;
+  OptimizerConfig optimizer{.rates = "head.* = 0.5; *.attn.*|*.norm*.*=1e-1;"};
+  const auto rules = rate_rules(optimizer, findings);
+  ASSERT_EQ(rules.size(), 2U);
+  EXPECT_EQ(rules[0].names, "head.*");
+  EXPECT_EQ(rules[0].share, 0.5);
+  EXPECT_EQ(rules[1].names, "*.attn.*|*.norm*.*");
+  EXPECT_EQ(rules[1].share, 0.1);
+  EXPECT_TRUE(findings.empty());
+  for (const char* wrong : {"head.*", "=0.5", "head.*=much", "head.*=-1", "head.*=0.5x", "head.*=1e9"}) {
+    Findings slips;
+    optimizer.rates = wrong;
+    EXPECT_TRUE(rate_rules(optimizer, slips).empty()) << wrong;
+    EXPECT_THAT(lines(slips), ElementsAre(HasSubstr("is not names = share"))) << wrong;
+  }
+}
+
+TEST(Parse, RulesBetweenKeysOfTheOptimizer) {
+  const auto findings_of = [](const std::function<void(RunConfig&)>& change) {
+    RunConfig config;
+    config.data.train = "x";
+    change(config);
+    Findings findings;
+    check(config, findings);
+    return lines(findings);
+  };
+  EXPECT_THAT(findings_of([](RunConfig& c) { c.optimizer.name = "lion", c.optimizer.moments_dtype = "bf16"; }), ElementsAre(HasSubstr("bf16 with lion")));
+  EXPECT_THAT(findings_of([](RunConfig& c) { c.optimizer.beta2 = 0.999, c.optimizer.moments_dtype = "bf16"; }), ElementsAre(HasSubstr("0.999")));
+  EXPECT_THAT(findings_of([](RunConfig& c) { c.optimizer.momentum = -0.5; }), ElementsAre(HasSubstr("neither -1 nor at least 0")));
+  EXPECT_THAT(findings_of([](RunConfig& c) { c.schedule.decay = c.train.steps + 1; }), ElementsAre(HasSubstr("steps of decay")));
+  EXPECT_THAT(findings_of([](RunConfig& c) { c.optimizer.name = "muon", c.optimizer.lr = 3; }), ElementsAre(HasSubstr("3 with muon")));
+  EXPECT_THAT(findings_of([](RunConfig& c) { c.optimizer.name = "sgd", c.optimizer.lr = 3; }), ElementsAre());
+}
+
 TEST(Parse, AbsurdStepsAreRefusedWithTheRule) {
   EXPECT_THAT(problems("[model]\ninit_std = 2e4\n"), ElementsAre(HasSubstr("20000 is out of range (at least 0, at most 1)")));
   EXPECT_THAT(problems("[optimizer]\nlr = 1e30\n"), ElementsAre(HasSubstr("1e+30 is out of range (more than 0, at most 100)")));

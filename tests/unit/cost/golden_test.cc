@@ -32,6 +32,24 @@ TEST(Golden, ZeroModelStates) {
   EXPECT_DOUBLE_EQ(zero_traffic_bytes(7e9, 64, 3) / kGB, 41.34375);
 }
 
+// Masters (4 bytes) and moments: 12 with AdamW, 8 or 6 where moments are smaller.
+TEST(Golden, MomentsOfOptimizers) {
+  const std::vector<int64_t> matrix{4096, 1024}, small{63, 65}, vector{8192};
+  const double n = 4096.0 * 1024;
+  EXPECT_EQ(4 + moment_bytes("adamw", matrix) / n, 12);
+  EXPECT_EQ(4 + moment_bytes("adamw_bf16", matrix) / n, 8);
+  EXPECT_EQ(4 + moment_bytes("lion", matrix) / n, 8);
+  EXPECT_EQ(4 + moment_bytes("muon", matrix) / n, 8);
+  EXPECT_EQ(4 + moment_bytes("sgd", matrix) / n, 8);
+  EXPECT_EQ(4 + moment_bytes("adam8bit", matrix) / n, 6 + 8.0 / 256);
+  EXPECT_EQ(moment_bytes("adam8bit", small), 8 * 63 * 65);
+  EXPECT_EQ(moment_bytes("adam8bit", {5000}), 2 * 5000 + 8 * 20);
+  EXPECT_EQ(moment_bytes("adafactor", matrix), 4 * (4096 + 1024));
+  EXPECT_EQ(moment_bytes("adafactor", vector), 4 * 8192);
+  EXPECT_EQ(moment_bytes("adamw", matrix, 8) / n, 16);
+  EXPECT_THROW(moment_bytes("adagrad", matrix), ConfigError);
+}
+
 TEST(Golden, StateBytesPerParameter) {
   const double ranks[] = {8, 64, 128};
   const double fp32_gradient[] = {7.5, 6.1875, 6.09375}, bf16_gradient[] = {5.5, 4.1875, 4.09375}, fp16[] = {6, 4.25, 4.125};

@@ -264,6 +264,15 @@ TEST(LearningRateTest, WarmsUpThenFollowsTheCurve) {
   EXPECT_NEAR(cosine.at(1000), 0.2, 1e-12);
   const LearningRate linear{.kind = LearningRate::Kind::linear, .peak = 1.0, .warmup = 0, .total = 10};
   EXPECT_DOUBLE_EQ(linear.at(5), 0.5);
+  const LearningRate wsd{.kind = LearningRate::Kind::wsd, .peak = 2.0, .warmup = 4, .total = 20, .decay = 5, .final_ratio = 0.1};
+  EXPECT_DOUBLE_EQ(wsd.at(1), 1.0);
+  for (const int64_t stable : {4, 10, 15}) EXPECT_DOUBLE_EQ(wsd.at(stable), 2.0) << stable;
+  EXPECT_NEAR(wsd.at(17), 2.0 * (1 - 0.9 * 2 / 5), 1e-12);
+  EXPECT_NEAR(wsd.at(20), 0.2, 1e-12);
+  const LearningRate root{.kind = LearningRate::Kind::inverse_sqrt, .peak = 2.0, .warmup = 4, .total = 20, .final_ratio = 0.1};
+  EXPECT_DOUBLE_EQ(root.at(4), 2.0);
+  EXPECT_DOUBLE_EQ(root.at(16), 1.0);
+  EXPECT_DOUBLE_EQ(root.at(1000000), 0.2);
   const LearningRate constant{.peak = 3.0};
   EXPECT_DOUBLE_EQ(constant.at(99), 3.0);
 }

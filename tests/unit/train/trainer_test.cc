@@ -391,5 +391,41 @@ TEST_F(Trainer, SavedWeightsAreThoseOfTheLastStep) {
   EXPECT_THAT(error_of([&] { load_run(dir_ / "run2"); }), HasSubstr("writes it when it ends"));
 }
 
+// Every optimizer of a configuration: learns, gives one rank's losses on three, and follows rates by name.
+TEST_F(Trainer, EveryOptimizerLearnsAndGivesOneRanksLosses) {
+  config_.train.steps = 30;
+  config_.schedule.name = "wsd";
+  config_.model.hidden = 64;  // matrices above the least size of 8-bit moments
+  int64_t zero = 0;
+  for (const auto& [name, lr] : std::vector<std::pair<std::string, double>>{{"adam8bit", 1e-2}, {"lion", 1e-3}, {"adafactor", 1e-1}, {"muon", 1e-2}}) {
+    config_.optimizer.name = name;
+    config_.optimizer.lr = lr;
+    config_.parallel.zero = 0;
+    const Outcome one = run_on(1, config_);
+    EXPECT_LT(one.losses.back(), 0.6 * one.losses.front()) << name;
+    config_.parallel.zero = zero++ % 4;
+    const Outcome three = run_on(3, config_);
+    ASSERT_EQ(three.losses.size(), one.losses.size());
+    for (size_t i = 0; i < one.losses.size(); ++i) EXPECT_NEAR(three.losses[i], one.losses[i], 1e-10 * one.losses[i]) << name << " step " << i;
+  }
+}
+
+TEST_F(Trainer, RatesByNameScaleTheSchedule) {
+  config_.train.steps = 1;
+  config_.schedule.warmup = 0;
+  const auto weights = [&](const std::string& rates) {
+    config_.optimizer.rates = rates;
+    return checkpoint::SafetensorsFile(run_on(2, config_).weight_file);
+  };
+  const auto whole = weights(""), half = weights("tok.*=0.5; *=1"), none = weights("*=0");
+  for (const std::string& name : whole.names()) {
+    const at::Tensor moved = whole.tensor(name) - none.tensor(name), part = half.tensor(name) - none.tensor(name);
+    EXPECT_GT(moved.abs().max().item<double>(), 0) << name;
+    EXPECT_TRUE(at::allclose(part, moved * (name == "tok.weight" ? 0.5 : 1.0), 0, 1e-12)) << name;
+  }
+  config_.optimizer.rates = "layers.*.nrom.*=0.5";
+  EXPECT_THAT(error_of(1, config_), HasSubstr("names no parameter"));
+}
+
 }  // namespace
 }  // namespace weft::train
