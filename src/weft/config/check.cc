@@ -147,6 +147,22 @@ void check_optimizer(const RunConfig& config, Findings& findings) {
   }
 }
 
+void check_offload(const RunConfig& config, Findings& findings) {
+  const OffloadConfig& offload = config.offload;
+  if (offload.optimizer == "nvme" && offload.dir.empty()) {
+    findings.add("offload.dir", "missing with offload.optimizer = nvme", "name a folder on a local disk");
+  }
+  if (offload.optimizer != "nvme" && !offload.dir.empty()) {
+    findings.add("offload.dir", fmt::format("{} with offload.optimizer = {}, which writes no files", offload.dir, offload.optimizer),
+                 "leave it out, or set offload.optimizer = nvme");
+  }
+  const std::string& name = config.optimizer.name;
+  if (offload.optimizer != "none" && !can_offload(name)) {
+    findings.add("offload.optimizer", fmt::format("{} with optimizer.name = {}, which needs whole matrices or rows; pieces are what is streamed",
+                                                  offload.optimizer, name), "use adamw, adam8bit, lion or sgd, or offload.optimizer = none");
+  }
+}
+
 }  // namespace
 
 std::vector<RateRule> rate_rules(const OptimizerConfig& optimizer, Findings& findings) {
@@ -181,6 +197,8 @@ int64_t decay_steps(const RunConfig& config) {
   return config.schedule.decay >= 0 ? config.schedule.decay : config.train.steps / kShare;
 }
 
+bool can_offload(const std::string& optimizer) { return optimizer != "muon" && optimizer != "adafactor"; }
+
 void check(const RunConfig& config, Findings& findings) {
   if (config.data.train.empty()) findings.add("data.train", "missing", "name a token file made by `weft data prepare`");
   if (config.train.dtype == "fp64") {
@@ -199,6 +217,7 @@ void check(const RunConfig& config, Findings& findings) {
                  "leave it out, or set them");
   }
   check_optimizer(config, findings);
+  check_offload(config, findings);
   constexpr double kLeastClipNorm = 1e-6;  // below it nothing is left of a gradient in fp32
   if (config.optimizer.clip_norm > 0 && config.optimizer.clip_norm < kLeastClipNorm) {
     findings.add("optimizer.clip_norm", fmt::format("{} would leave nothing of any gradient; at least {}", config.optimizer.clip_norm,

@@ -13,6 +13,9 @@ namespace weft::config {
 /// Rules between keys that need neither data nor ranks.
 void check(const RunConfig& config, Findings& findings);
 
+/// Whether the state of this optimizer can be kept elsewhere between the steps: it treats elements, or blocks of them, alike.
+bool can_offload(const std::string& optimizer);
+
 /// The model that the configuration names; `data_vocab` is the training data's vocabulary (0 = unknown). ConfigError
 /// with all findings when sizes are missing or do not fit each other.
 model::ModelSpec model_spec(const RunConfig& config, int64_t data_vocab);

@@ -106,6 +106,11 @@ std::vector<Field> make_fields() {
     {"parallel.reshard_group", "zero = 3: neighbouring ranks that hold one copy of a block between them from its forward to its backward, which gathers among them (FSDP2's integer reshard_after_forward); divides the ranks that share parameters out; 0 = none", between(0, kMostSteps), [](C& c) { return &c.parallel.reshard_group; }},
     {"parallel.prefetch", "zero = 3: blocks gathered ahead of the one that runs", between(0, 8), [](C& c) { return &c.parallel.prefetch; }},
 
+    {"offload.optimizer", "where the optimizer's state and masters are between the steps: none = with the weights; cpu = in host memory, where the step is made, too (on a CPU the same place); nvme = in a file per rank in offload.dir, streamed through buffers around the update. Same losses", one_of({"none", "cpu", "nvme"}), [](C& c) { return &c.offload.optimizer; }},
+    {"offload.dir", "nvme: folder on a local disk. The files have no names; they are gone with the process, however it ends", any(), [](C& c) { return &c.offload.dir; }},
+    {"offload.buffer_mb", "nvme: MiB of state that is read, updated and written at a time", between(0.01, 1e5), [](C& c) { return &c.offload.buffer_mb; }},
+    {"offload.buffers", "nvme: buffers of a rank: one is updated, one is written, the others are read ahead", between(3, 64), [](C& c) { return &c.offload.buffers; }},
+
     {"run.dir", "folder for config.toml, metrics.jsonl and model.safetensors", any(), [](C& c) { return &c.run.dir; }},
     {"run.overwrite", "replace an earlier run in that folder", any(), [](C& c) { return &c.run.overwrite; }},
   };

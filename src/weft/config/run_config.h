@@ -77,6 +77,13 @@ struct ParallelConfig {
   int64_t prefetch = 1;
 };
 
+struct OffloadConfig {
+  std::string optimizer = "none";
+  std::string dir;
+  double buffer_mb = 16;
+  int64_t buffers = 4;
+};
+
 struct OutputConfig {
   std::string dir = "runs/latest";
   bool overwrite = false;
@@ -90,6 +97,7 @@ struct RunConfig {
   ScheduleConfig schedule;
   LayoutConfig layout;
   ParallelConfig parallel;
+  OffloadConfig offload;
   OutputConfig run;
 };
 

@@ -96,19 +96,28 @@ const FileCalls& FileCalls::system() {
   return calls;
 }
 
+/// An open file.
+struct ScratchFile::File {
+  explicit File(int opened) : number(opened) {}
+  ~File() {
+    if (number >= 0) close(number);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  int number;
+};
+
 struct ScratchFile::State {
+  explicit State(const std::string& folder) : dir(folder), file(open_without_name(folder)) {}
+
   std::string dir, what;
   int64_t bytes = 0;
   FileCalls calls;
-  int file = -1;
+  File file;
   mutable std::mutex mutex;  // of what follows
   std::unordered_map<int64_t, std::pair<int64_t, uint64_t>> sums;  // offset -> bytes, checksum
   ScratchUse use;
-  Worker reader, writer;  // last: they end before what they use
-
-  ~State() {
-    if (file >= 0) close(file);
-  }
+  Worker reader, writer;  // last: they end before what they use is gone
 
   void reserve();
   [[noreturn]] void fail(const char* action, int64_t offset, int64_t count, const std::string& reason) const;
@@ -127,10 +136,10 @@ void ScratchFile::State::reserve() {
                                   what, dir, size_text(bytes), size_text(static_cast<int64_t>(limit.rlim_cur)), remedy));
   }
   struct statvfs space {};
-  const bool known = fstatvfs(file, &space) == 0;
+  const bool known = fstatvfs(file.number, &space) == 0;
   const auto room = static_cast<int64_t>(space.f_bavail) * static_cast<int64_t>(space.f_frsize);
   int reason = known && room < bytes ? ENOSPC : 0;
-  if (reason == 0 && bytes > 0) reason = calls.reserve(file, 0, bytes);
+  if (reason == 0 && bytes > 0) reason = calls.reserve(file.number, 0, bytes);
   if (reason == 0) return;
   throw ConfigError(fmt::format("no room for {} in {}: it needs {}, {} are free ({}). {}", what, dir, size_text(bytes),
                                 known ? size_text(room) : "an unknown number of bytes", std::strerror(reason), remedy));
@@ -159,7 +168,7 @@ void ScratchFile::State::read(const Extent& extent) {
   const auto start = Clock::now();
   auto* to = static_cast<std::byte*>(extent.data);
   for (int64_t done = 0; done < extent.bytes;) {
-    const ssize_t got = calls.read(file, to + done, static_cast<size_t>(extent.bytes - done), extent.offset + done);
+    const ssize_t got = calls.read(file.number, to + done, static_cast<size_t>(extent.bytes - done), extent.offset + done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail("read", extent.offset + done, extent.bytes - done, std::strerror(errno));
     if (got == 0) fail("read", extent.offset + done, extent.bytes - done, "the file has become shorter");
@@ -180,7 +189,7 @@ void ScratchFile::State::write(const Extent& extent) {
   start = Clock::now();
   const auto* from = static_cast<const std::byte*>(extent.data);
   for (int64_t done = 0; done < extent.bytes;) {
-    const ssize_t put = calls.write(file, from + done, static_cast<size_t>(extent.bytes - done), extent.offset + done);
+    const ssize_t put = calls.write(file.number, from + done, static_cast<size_t>(extent.bytes - done), extent.offset + done);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) fail("write", extent.offset + done, extent.bytes - done, std::strerror(errno));
     done += put;
@@ -192,13 +201,11 @@ void ScratchFile::State::write(const Extent& extent) {
   sums[extent.offset] = {extent.bytes, sum};
 }
 
-ScratchFile::ScratchFile(std::string dir, int64_t bytes, std::string what, const FileCalls& calls) : state_(std::make_unique<State>()) {
-  state_->dir = std::move(dir);
+ScratchFile::ScratchFile(const std::string& dir, int64_t bytes, std::string what, const FileCalls& calls) : state_(std::make_unique<State>(dir)) {
   state_->what = std::move(what);
   state_->bytes = bytes;
   state_->calls = calls;
-  state_->file = open_without_name(state_->dir);
-  if (state_->file < 0) {
+  if (state_->file.number < 0) {
     throw ConfigError(fmt::format("cannot make a file in {} for {}: {}. Name a folder that exists and may be written (offload.dir)",
                                   state_->dir, state_->what, std::strerror(errno)));
   }
@@ -256,7 +263,7 @@ ScratchRates ScratchFile::measure(void* buffer, int64_t part, int64_t bytes) {
 
 std::shared_ptr<const std::byte> ScratchFile::map() const {
   const auto size = static_cast<size_t>(state_->bytes);
-  void* pages = mmap(nullptr, size, PROT_READ, MAP_SHARED, state_->file, 0);
+  void* pages = mmap(nullptr, size, PROT_READ, MAP_SHARED, state_->file.number, 0);
   if (pages == MAP_FAILED) state_->fail("map", 0, state_->bytes, std::strerror(errno));
   return {static_cast<const std::byte*>(pages), [size](const std::byte* p) { munmap(const_cast<std::byte*>(p), size); }};
 }

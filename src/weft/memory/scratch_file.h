@@ -42,7 +42,7 @@ struct ScratchRates {
 class ScratchFile {
  public:
   /// `what`: for messages, such as "the optimizer's state of rank 0".
-  ScratchFile(std::string dir, int64_t bytes, std::string what, const FileCalls& calls = FileCalls::system());
+  ScratchFile(const std::string& dir, int64_t bytes, std::string what, const FileCalls& calls = FileCalls::system());
   /// Waits for what is under way.
   ~ScratchFile();
   ScratchFile(const ScratchFile&) = delete;
@@ -72,6 +72,7 @@ class ScratchFile {
   void check(int64_t offset, int64_t bytes, const std::byte* data) const;
 
  private:
+  struct File;
   struct State;
   std::unique_ptr<State> state_;
 };

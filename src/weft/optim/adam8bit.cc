@@ -55,6 +55,9 @@ void Adam8bit::update(const Stretch& s, const OptimizerOptions& options) const {
 }
 
 void Adam8bit::save(torch::serialize::OutputArchive& archive) const { torch::optim::serialize<NamedState, AdamWOptions>(archive, *this); }
-void Adam8bit::load(torch::serialize::InputArchive& archive) { torch::optim::serialize<NamedState, AdamWOptions>(archive, *this); }
+void Adam8bit::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<NamedState, AdamWOptions>(archive, *this);
+  loaded();
+}
 
 }  // namespace weft::optim

@@ -6,12 +6,22 @@
 
 #include "weft/core/error.h"
 #include "weft/memory/account.h"
+#include "weft/optim/offload.h"
 #include "weft/parallel/shard_owner.h"
 
 namespace weft::optim {
 namespace {
 
-/// A state that was loaded may be of another optimizer, or of one with other options.
+/// `parameter`, or for one on a device a copy of it and of its gradient.
+at::Tensor in_host_memory(const at::Tensor& parameter) {
+  if (parameter.is_cpu() || parameter.is_meta()) return parameter;
+  at::Tensor here = parameter.detach().to(at::kCPU);
+  here.mutable_grad() = parameter.grad().to(at::kCPU);
+  return here;
+}
+
+}  // namespace
+
 void require_as_kept(const at::Tensor& state, const StateSpec& spec, int64_t elements) {
   if (state.scalar_type() == spec.dtype && state.numel() == spec.numel(elements)) return;
   throw ConfigError("a loaded optimizer state '" + spec.name + "' has " + std::to_string(state.numel()) + " numbers of type " +
@@ -19,11 +29,9 @@ void require_as_kept(const at::Tensor& state, const StateSpec& spec, int64_t ele
                     c10::toString(spec.dtype) + ". Load it into an optimizer with the options, and on the shards, that it was saved with");
 }
 
-}  // namespace
-
 void NamedState::serialize(torch::serialize::OutputArchive& archive) const {
   archive.write("step", c10::IValue(step));
-  for (const auto& [name, tensor] : tensors) archive.write(name, c10::IValue(tensor));
+  for (const auto& [name, tensor] : elsewhere ? elsewhere() : tensors) archive.write(name, c10::IValue(tensor));
 }
 
 void NamedState::serialize(torch::serialize::InputArchive& archive) {
@@ -107,22 +115,42 @@ at::Tensor ElementwiseOptimizer::step(LossClosure closure) {
   const at::Tensor loss = evaluate(closure);
   const at::NoGradGuard no_grad;
   const memory::Scope scope(memory::Category::optimizer);
+  if (in_file_) in_file_->update(*this, param_groups_, state_);
   for (auto& group : param_groups_) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) update_parameter(parameter, group.options());
+      if (!in_file_ && parameter.grad().defined()) update_parameter(parameter, group.options());
     }
   }
   notify_updated(param_groups_);
   return loss;
 }
 
+void ElementwiseOptimizer::offload(const OffloadOptions& options, const memory::FileCalls& calls) {
+  if (offloaded_to_ || !state_.empty()) {
+    throw ConfigError("offload() of an optimizer that has state, or is offloaded already: state is not moved. Call it once, before the "
+                      "first step and before load()");
+  }
+  if (options.to == OffloadOptions::To::nvme) in_file_ = std::make_shared<OffloadedStates>(*this, param_groups_, options, calls);
+  offloaded_to_ = options.to;
+}
+
+std::optional<OffloadUse> ElementwiseOptimizer::offload_use() const {
+  return in_file_ ? std::optional(in_file_->use()) : std::nullopt;
+}
+
+void ElementwiseOptimizer::loaded() {
+  const at::NoGradGuard no_grad;
+  if (in_file_) in_file_->take(state_);
+}
+
 void ElementwiseOptimizer::update_parameter(const at::Tensor& parameter, const OptimizerOptions& options) {
-  require_dense(parameter, parameter.grad());
+  const at::Tensor here = offloaded_to_ ? in_host_memory(parameter) : parameter;
+  require_dense(here, here.grad());
   auto& slot = state_[parameter.unsafeGetTensorImpl()];
   if (!slot) slot = std::make_unique<NamedState>();
   auto& state = static_cast<NamedState&>(*slot);
   ++state.step;
-  const Kept kept(parameter, state, own_states(parameter, options), keeps_master(parameter));
+  const Kept kept(here, state, own_states(parameter, options), keeps_master(parameter));
   update({.weight = kept.weight,
           .grad = kept.grad,
           .copy = kept.copy,
@@ -131,6 +159,7 @@ void ElementwiseOptimizer::update_parameter(const at::Tensor& parameter, const O
           .begin = 0,
           .parameter = parameter.unsafeGetTensorImpl()},
          options);
+  if (!here.is_same(parameter)) parameter.detach().copy_(here);
 }
 
 }  // namespace weft::optim

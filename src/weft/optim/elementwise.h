@@ -4,11 +4,15 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "weft/optim/offload_options.h"
 
 namespace weft::optim {
 
@@ -19,6 +23,7 @@ using torch::optim::OptimizerParamGroup;
 struct NamedState : torch::optim::OptimizerCloneableParamState<NamedState> {
   int64_t step = 0;
   std::map<std::string, at::Tensor> tensors;
+  std::function<std::map<std::string, at::Tensor>()> elsewhere;  ///< reads tensors that are in a file instead
 
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
@@ -36,6 +41,9 @@ struct StateSpec {
 /// Name of the fp32 copy of a parameter in a 16-bit type. The parameter is always the rounding of its master: an update below half
 /// a unit of bf16 is not lost.
 inline constexpr char kMaster[] = "master";
+
+/// ConfigError for a loaded state that is of another optimizer, or of one with other options.
+void require_as_kept(const at::Tensor& state, const StateSpec& spec, int64_t elements);
 
 /// A stretch of a parameter, of n elements, and what belongs to it. Tensors are flat and contiguous, on the CPU (or all meta).
 struct Stretch {
@@ -75,11 +83,19 @@ void keep_options(std::vector<OptimizerParamGroup>& held, const std::vector<Opti
 /// ConfigError unless low <= value < below.
 void check_range(const char* option, double value, double low, double below = std::numeric_limits<double>::infinity());
 
+class OffloadedStates;
+
 /// Parameters without gradient are skipped: no decay, no moment update.
 class ElementwiseOptimizer : public torch::optim::Optimizer {
  public:
   using Optimizer::Optimizer;
   at::Tensor step(LossClosure closure = nullptr) final;
+
+  /// Keeps state and masters where `options` says; numbers stay what they were, to the bit. Call it last of all settings, before the
+  /// first step and before load(). ConfigError when it comes too late, and as StateFile.
+  void offload(const OffloadOptions& options, const memory::FileCalls& calls = memory::FileCalls::system());
+  /// Empty unless state is in a file.
+  std::optional<OffloadUse> offload_use() const;
 
   /// What is kept of `parameter`, the master first if there is one. Fresh states are zeros, a fresh master is the parameter.
   std::vector<StateSpec> state_specs(const at::Tensor& parameter, const OptimizerOptions& options) const;
@@ -92,10 +108,15 @@ class ElementwiseOptimizer : public torch::optim::Optimizer {
   virtual void update(const Stretch& stretch, const OptimizerOptions& options) const = 0;
 
  protected:
+  /// To be called at the end of load().
+  void loaded();
   virtual bool keeps_master(const at::Tensor& parameter) const { return is_16_bit(parameter.scalar_type()); }
 
  private:
   void update_parameter(const at::Tensor& parameter, const OptimizerOptions& options);
+
+  std::optional<OffloadOptions::To> offloaded_to_;
+  std::shared_ptr<OffloadedStates> in_file_;
 };
 
 }  // namespace weft::optim

@@ -41,6 +41,9 @@ void Lion::update(const Stretch& s, const OptimizerOptions& options) const {
 }
 
 void Lion::save(torch::serialize::OutputArchive& archive) const { torch::optim::serialize<NamedState, LionOptions>(archive, *this); }
-void Lion::load(torch::serialize::InputArchive& archive) { torch::optim::serialize<NamedState, LionOptions>(archive, *this); }
+void Lion::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<NamedState, LionOptions>(archive, *this);
+  loaded();
+}
 
 }  // namespace weft::optim

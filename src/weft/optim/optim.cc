@@ -67,7 +67,10 @@ void AdamW::keep_moments_in_bf16() {
 }
 
 void AdamW::save(torch::serialize::OutputArchive& archive) const { torch::optim::serialize<NamedState, AdamWOptions>(archive, *this); }
-void AdamW::load(torch::serialize::InputArchive& archive) { torch::optim::serialize<NamedState, AdamWOptions>(archive, *this); }
+void AdamW::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<NamedState, AdamWOptions>(archive, *this);
+  loaded();
+}
 
 SGD::SGD(const std::vector<OptimizerParamGroup>& groups, SGDOptions defaults)
     : ElementwiseOptimizer(groups, std::make_unique<SGDOptions>(defaults)) {}
@@ -85,6 +88,9 @@ void SGD::update(const Stretch& s, const OptimizerOptions& options) const {
 }
 
 void SGD::save(torch::serialize::OutputArchive& archive) const { torch::optim::serialize<NamedState, SGDOptions>(archive, *this); }
-void SGD::load(torch::serialize::InputArchive& archive) { torch::optim::serialize<NamedState, SGDOptions>(archive, *this); }
+void SGD::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<NamedState, SGDOptions>(archive, *this);
+  loaded();
+}
 
 }  // namespace weft::optim

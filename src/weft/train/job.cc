@@ -122,6 +122,7 @@ namespace {
 
 /// Stored on one rank: weights, gradients, the optimizer's moments, averaged weights; of 16-bit weights also fp32 masters.
 /// parallel.zero shares them out over the ranks of a replica, from the last to the first; but for the rows and columns of adafactor.
+/// Of optimizer state in files, the buffers.
 int64_t state_bytes(const Job& job) {
   const auto weight = static_cast<int64_t>(c10::elementSize(job.dtype));
   const auto gradient = static_cast<int64_t>(c10::elementSize(gradient_type(job)));
@@ -135,9 +136,14 @@ int64_t state_bytes(const Job& job) {
     const bool factors = job.config.optimizer.name == "adafactor" && p.shape.size() >= 2;
     (factors ? whole : moments) += moment_bytes(job.config.optimizer, p.name, p.shape, static_cast<double>(wide));
   }
-  const auto others = static_cast<double>((weight < wide ? wide : 0) + (job.config.train.ema > 0 ? wide : 0));
+  const auto masters = static_cast<double>(weight < wide ? wide : 0);
+  const double averages = share(1, job.config.train.ema > 0 ? parameters * static_cast<double>(wide) : 0);
+  double optimizer = share(1, moments + parameters * masters) + whole;
+  const config::OffloadConfig& offload = job.config.offload;
+  constexpr double kMiB = 1 << 20;
+  if (offload.optimizer == "nvme") optimizer = std::min(optimizer, offload.buffer_mb * kMiB * static_cast<double>(offload.buffers));
   return static_cast<int64_t>(share(3, parameters * static_cast<double>(weight)) + share(2, parameters * static_cast<double>(gradient)) +
-                              share(1, moments + parameters * others) + whole);
+                              optimizer + averages);
 }
 
 double epochs(const Job& job) {

@@ -60,6 +60,19 @@ void book_own_gradients(const DataParallel& dp) {
   }
 }
 
+/// Last of all settings of the optimizer.
+void offload(torch::optim::Optimizer& optimizer, const config::OffloadConfig& c, int rank) {
+  if (c.optimizer == "none") return;
+  auto* elementwise = dynamic_cast<optim::ElementwiseOptimizer*>(&optimizer);
+  if (elementwise == nullptr) throw InternalError("config::check lets an optimizer pass that cannot be offloaded");
+  constexpr double kMiB = 1 << 20;
+  elementwise->offload({.to = c.optimizer == "cpu" ? optim::OffloadOptions::To::cpu : optim::OffloadOptions::To::nvme,
+                        .dir = c.dir,
+                        .buffer_bytes = static_cast<int64_t>(c.buffer_mb * kMiB),
+                        .buffers = c.buffers,
+                        .what = "the optimizer's state of rank " + std::to_string(rank)});
+}
+
 }  // namespace
 
 Learner::Learner(const Job& job, const Comm& comm, at::Device device)
@@ -70,6 +83,7 @@ Learner::Learner(const Job& job, const Comm& comm, at::Device device)
       global_batch_(job.config.train.global_batch),
       clip_norm_(job.config.optimizer.clip_norm) {
   book_own_gradients(dp_);
+  offload(*optimizer_.optimizer, job.config.offload, comm.rank());
   const auto& c = job.config.train;
   if (job.dtype == at::kHalf) scaler_.emplace(optim::LossScalerOptions{.initial = c.loss_scale, .growth_interval = c.loss_scale_interval});
   if (c.ema > 0) ema_.emplace(dp_, optim::EmaOptions{.decay = c.ema, .warmup = c.ema_warmup});
@@ -97,6 +111,11 @@ StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update
   if (result.skip) return result;
   result.grad_norm = clip_norm_ > 0 ? dp_.clip_grad_norm(clip_norm_) : dp_.grad_norm();
   return result;
+}
+
+std::optional<optim::OffloadUse> Learner::offload_use() const {
+  const auto* elementwise = dynamic_cast<const optim::ElementwiseOptimizer*>(optimizer_.optimizer.get());
+  return elementwise == nullptr ? std::nullopt : elementwise->offload_use();
 }
 
 void Learner::apply(double rate) {

@@ -6,6 +6,7 @@
 #include "weft/models/transformer.h"
 #include "weft/optim/ema.h"
 #include "weft/optim/loss_scaler.h"
+#include "weft/optim/offload_options.h"
 #include "weft/optim/optim.h"
 #include "weft/parallel/data_parallel.h"
 #include "weft/train/job.h"
@@ -34,6 +35,8 @@ class Learner {
   /// Of the next backward; empty but for fp16.
   std::optional<double> loss_scale() const { return scaler_ ? std::optional(scaler_->scale()) : std::nullopt; }
 
+  /// What offloading has cost so far; empty when nothing is on a disk.
+  std::optional<optim::OffloadUse> offload_use() const;
   /// Averaged weights; null without train.ema.
   optim::Ema* ema() { return ema_ ? &*ema_ : nullptr; }
   models::Transformer& model() { return model_; }

@@ -71,6 +71,12 @@ std::vector<Lever> levers(const Job& job, const memory::Usage& usage) {
     const int64_t states = (c.optimizer.name == "adamw" ? 2 : 1) + (c.train.dtype == "fp32" ? 0 : 1);
     add("train.ema = 0: no average of the weights", usage.of(Category::optimizer) / (states + 1));
   }
+  if (c.offload.optimizer != "nvme" && config::can_offload(c.optimizer.name)) {
+    constexpr double kMiB = 1 << 20;
+    const auto buffers = static_cast<int64_t>(c.offload.buffer_mb * kMiB) * c.offload.buffers;
+    add("offload.optimizer = \"nvme\", and offload.dir: the optimizer's state in a file, slower updates, the same result",
+        usage.of(Category::optimizer) - buffers, true);
+  }
   if (c.optimizer.name == "adamw") {
     const int64_t now = usage.of(Category::optimizer), moments = c.train.dtype == "bf16" || c.train.dtype == "fp16" ? now * 2 / 3 : now;
     add("optimizer.name = \"adam8bit\": moments in 8 bits instead of 32", moments * 3 / 4);

@@ -76,6 +76,7 @@ class Loop {
       if (folder_) folder_->append(record);
       if (hooks_.on_step && comm_.rank() == 0) hooks_.on_step(record);
     }
+    if (const auto use = learner_.offload_use()) result.offload = report_offload(*use);
     result.memory = usage_of_ranks(comm_);
     return result;
   }
@@ -144,6 +145,7 @@ nlohmann::json summary(const RunResult& result) {
   nlohmann::json json{{"steps", result.steps}, {"loss", result.loss}, {"reason", result.stopped ? "stopped" : "done"}};
   if (result.val_loss) json["val_loss"] = *result.val_loss;
   if (result.val_loss_ema) json["val_loss_ema"] = *result.val_loss_ema;
+  if (result.offload) json["offload"] = nlohmann::json::parse(to_json(*result.offload));
   for (const memory::Usage& usage : result.memory) json["memory"].push_back(nlohmann::json::parse(to_json(usage.at_peak)));
   return json;
 }

@@ -9,6 +9,7 @@
 #include "weft/config/run_config.h"
 #include "weft/train/job.h"
 #include "weft/train/metrics.h"
+#include "weft/train/offload_report.h"
 
 namespace weft::train {
 
@@ -28,6 +29,7 @@ struct RunResult {
   double loss = 0;                 ///< of the last step
   /// After the last step, over all validation samples, of the weights and their averages; empty when stopped.
   std::optional<double> val_loss, val_loss_ema;
+  std::optional<OffloadReport> offload;  ///< of this rank; empty when no state is on a disk
   std::vector<memory::Usage> memory;  ///< of every rank after the last step; empty unless the CPU allocator is installed
 };
 

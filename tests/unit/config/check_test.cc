@@ -81,6 +81,28 @@ TEST(ModelSpec, EveryMistakeIsNamed) {
   EXPECT_THAT(error, HasSubstr("256 tokens exceed the model's context of 64"));
 }
 
+TEST(Offload, NeedsAFolderAndAnOptimizerOfElements) {
+  const auto text = [](const OffloadConfig& offload, const std::string& optimizer) {
+    RunConfig config;
+    config.data.train = "x.bin";
+    config.offload = offload;
+    config.optimizer.name = optimizer;
+    Findings findings;
+    check(config, findings);
+    try {
+      findings.throw_if_any("configuration");
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(text({.optimizer = "nvme", .dir = "/disk"}, "adamw"), "no error");
+  EXPECT_EQ(text({.optimizer = "cpu"}, "sgd"), "no error");
+  EXPECT_THAT(text({.optimizer = "nvme"}, "adamw"), HasSubstr("offload.dir: missing"));
+  EXPECT_THAT(text({.optimizer = "cpu", .dir = "/disk"}, "adamw"), HasSubstr("which writes no files"));
+  for (const char* name : {"muon", "adafactor"}) EXPECT_THAT(text({.optimizer = "nvme", .dir = "/disk"}, name), HasSubstr(std::string("optimizer.name = ") + name));
+}
+
 TEST(Warmup, IsATenthOfTheRunUnlessSet) {
   RunConfig config;
   config.train.steps = 50;

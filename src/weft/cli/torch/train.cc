@@ -69,6 +69,7 @@ void print_result(const config::RunConfig& config, const train::RunResult& resul
     nlohmann::ordered_json report{
         {"dir", config.run.dir}, {"steps", result.steps}, {"stopped", result.stopped}, {"loss", result.loss}};
     report["val_loss"] = result.val_loss ? nlohmann::ordered_json(*result.val_loss) : nlohmann::ordered_json(nullptr);
+    if (result.offload) report["offload"] = nlohmann::ordered_json::parse(train::to_json(*result.offload));
     for (const memory::Usage& usage : result.memory) {
       report["memory"].push_back(nlohmann::ordered_json::parse(train::to_json(usage.at_peak)));
     }
@@ -79,6 +80,7 @@ void print_result(const config::RunConfig& config, const train::RunResult& resul
              result.loss,
              result.val_loss ? fmt::format(", validation loss {:.4f} nats per token", *result.val_loss) : "",
              config.run.dir);
+  if (result.offload) fmt::print("{}", train::to_text(*result.offload));
   fmt::print("{}", train::memory_table(result.memory, options.memory));
 }
 
