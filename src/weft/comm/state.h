@@ -120,9 +120,11 @@ class WorkState {
   bool test();
   void wait();
   void released();
+  bool wait_unless_needed();
 
  private:
-  bool run_local(bool block, bool release);
+  enum class Way { poll, wait, wait_unless_needed };
+  bool run_local(Way way, bool release);
   void complete();
 
   std::shared_ptr<CommState> comm_;

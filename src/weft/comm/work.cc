@@ -136,12 +136,12 @@ void WorkState::complete() {
   if (!comm_->local) flight_ = {};
 }
 
-bool WorkState::run_local(bool block, bool release) {
+bool WorkState::run_local(Way way, bool release) {
   const auto until = release ? local::Until::released : local::Until::complete;
   try {
-    if (block) {
+    if (way == Way::wait) {
       comm_->local->wait(*flight_.op, until);
-    } else if (!comm_->local->test(*flight_.op, until)) {
+    } else if (!(way == Way::poll ? comm_->local->test(*flight_.op, until) : comm_->local->wait_unless_needed(*flight_.op))) {
       return false;
     }
   } catch (const CommError& e) {
@@ -155,7 +155,7 @@ bool WorkState::run_local(bool block, bool release) {
 
 bool WorkState::test() {
   if (done_) return true;
-  if (comm_->local) return run_local(false, false);
+  if (comm_->local) return run_local(Way::poll, false);
   throw_if_failed(*comm_, flight_.call);
   if (!flight_.work->isCompleted()) return false;
   wait();
@@ -165,7 +165,7 @@ bool WorkState::test() {
 void WorkState::wait() {
   if (done_) return;
   if (comm_->local) {
-    run_local(true, false);
+    run_local(Way::wait, false);
     return;
   }
   wait_backend(*comm_, flight_.call, flight_.work);
@@ -174,10 +174,15 @@ void WorkState::wait() {
 
 void WorkState::released() {
   if (comm_->local && !released_) {
-    run_local(true, true);
+    run_local(Way::wait, true);
   } else {
     wait();
   }
+}
+
+bool WorkState::wait_unless_needed() {
+  if (done_) return true;
+  return comm_->local ? run_local(Way::wait_unless_needed, false) : test();
 }
 
 }  // namespace detail
@@ -191,5 +196,7 @@ void Work::wait() {
 void Work::released() {
   if (state_) state_->released();
 }
+
+bool Work::wait_unless_needed() { return !state_ || state_->wait_unless_needed(); }
 
 }  // namespace weft

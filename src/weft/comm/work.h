@@ -27,6 +27,10 @@ class [[nodiscard]] Work {
   void wait();
   /// Returns when the output is valid and the input may be overwritten.
   void released();
+  /// wait(), for a caller that has another way to go on: false, with the call still in flight, when a rank that it waits for waits
+  /// for this rank in turn, so that waiting would not end. On other back ends than `local`, where nobody sees what peers wait
+  /// for, it does not wait: as test().
+  bool wait_unless_needed();
 
  private:
   std::shared_ptr<detail::WorkState> state_;

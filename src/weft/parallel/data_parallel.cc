@@ -116,6 +116,7 @@ DataParallel::DataParallel(DataParallel&&) noexcept = default;
 DataParallel& DataParallel::operator=(DataParallel&&) noexcept = default;
 
 void DataParallel::sync(bool on) { engine_->sync(on); }
+void DataParallel::sync_replicas(bool on) { engine_->sync_replicas(on); }
 void DataParallel::finish() { engine_->finish(); }
 void DataParallel::settle() const { engine_->settle(); }
 void DataParallel::join_without_batch() { engine_->join_without_batch(); }

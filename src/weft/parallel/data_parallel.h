@@ -165,6 +165,11 @@ class DataParallel {
 
   /// false: following backward calls only accumulate locally. true (default): the next backward reduces the total.
   void sync(bool on);
+  /// With replicas (dp_shard): false: the next backward calls reduce within each replica only, and shards keep its sums. true
+  /// (default): the next one reduces them over the replicas, too (FSDP2's set_requires_all_reduce). So an accumulation that reduces in
+  /// each micro-step crosses the replicas once. Until then shards have no grad(), and grad_norm() and refresh() throw
+  /// ConfigError; zero_grad() of this class drops the sums. Collective where it changes something; no-op with one replica.
+  void sync_replicas(bool on);
 
   /// Completes the reduction; no-op when nothing is pending. backward() calls it; calling it again is harmless.
   void finish();

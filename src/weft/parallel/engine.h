@@ -33,6 +33,7 @@ class Engine {
   virtual const Comm& comm() const = 0;
   virtual const DataParallelOptions& options() const = 0;
   virtual std::map<std::string, TrafficCount> traffic() const { return comm().traffic(); }
+  virtual void sync_replicas(bool /*on*/) {}
   virtual void refresh() {}
   virtual void continue_accumulation() {}
   /// Gathers and keeps the Units with parameters whose names match; what it returns goes to end_full().

@@ -129,13 +129,15 @@ void FlatGroup::start_gather_near() {
   const memory::Scope scope(memory::Category::parameters);
   if (!holds_data_) restore_data(full_);
   holds_data_ = true;
-  near_gather_ = near_.all_gather(full_, std::exchange(near_part_, at::Tensor()));
+  near_sent_ = std::exchange(near_part_, at::Tensor());
+  near_gather_ = near_.all_gather(full_, near_sent_);
 }
 
 void FlatGroup::finish_gather() {
   gather_.wait();
   near_gather_.wait();
-  near_gather_ = {};  // it keeps the part alive
+  near_gather_ = {};  // it keeps the part alive, too
+  near_sent_.reset();
   if (plan_.residence == Residence::whole) set_current();
 }
 
@@ -196,13 +198,14 @@ bool FlatGroup::at_home(const FlatSlot& slot) const {
 
 /// What the shard holds from earlier rounds that nobody has zeroed: this round adds to it.
 void FlatGroup::keep_earlier() {
-  adds_ = std::any_of(slots_.begin(), slots_.end(), [](const FlatSlot& slot) { return slot.shard.grad().defined(); });
+  const auto holds = [](const FlatSlot& slot) { return slot.kept || slot.shard.grad().defined(); };
+  adds_ = std::any_of(slots_.begin(), slots_.end(), holds);
   if (!adds_) return;
   for (FlatSlot& slot : slots_) {
     const at::Tensor& grad = slot.shard.grad();
-    if (!grad.defined()) {
+    if (!holds(slot)) {
       slot.shard_grad.zero_();
-    } else if (!is_view_of(grad, slot.shard_grad)) {
+    } else if (!slot.kept && !is_view_of(grad, slot.shard_grad)) {
       slot.shard_grad.copy_(grad);
     }
   }
@@ -232,7 +235,7 @@ bool FlatGroup::adopt(FlatSlot& slot, GradientPool& pool) {
   return true;
 }
 
-void FlatGroup::launch(GradientPool& pool, ReduceOp op) {
+void FlatGroup::launch(GradientPool& pool, Reduction how) {
   const at::NoGradGuard no_grad;
   begin_gradients(pool);
   for (FlatSlot& slot : slots_) {
@@ -244,42 +247,78 @@ void FlatGroup::launch(GradientPool& pool, ReduceOp op) {
       gradient_view(slot).zero_();
     }
   }
-  start_reduction(op);
+  start_reduction(how);
 }
 
-void FlatGroup::launch_failed(GradientPool& pool, ReduceOp op) {
+void FlatGroup::launch_failed(GradientPool& pool, Reduction how) {
   const at::NoGradGuard no_grad;
   begin_gradients(pool);
   full_gradients_.zero_();
   for (FlatSlot& slot : slots_) slot.used = false;
-  start_reduction(op);
+  start_reduction(how);
 }
 
-void FlatGroup::start_reduction(ReduceOp op) {
+void FlatGroup::start_reduction(Reduction how) {
   launched_ = in_flight_ = true;
-  across_started_ = false;
-  op_ = op;
-  if (plan_.reduce_dtype.value_or(plan_.gradient_dtype) == plan_.gradient_dtype) {
-    reduction_ = reductions_.reduce_scatter(reduced(), full_gradients_, op_);
-    if (buffer_ != nullptr) buffer_->last = reduction_;
-  } else {
+  taken_over_ = merged_ = false;
+  how_ = how;
+  if (travels_converted()) {
     const memory::Scope scope(memory::Category::communication);
     wire_ = at::empty({shard_numel_}, shard_gradients_.options().dtype(*plan_.reduce_dtype));
-    reduction_ = reductions_.reduce_scatter(wire_, full_gradients_.to(*plan_.reduce_dtype), op_);
+    wire_input_ = full_gradients_.to(*plan_.reduce_dtype);
+    reduction_ = reductions_.reduce_scatter(wire_, wire_input_, how_.op);
+    give_back_buffer();
+    return;
   }
-  if (!reduces_in_place()) give_back_buffer();
+  // In place where the shard holds earlier sums, or is a part of the buffer.
+  const bool in_place = adds_ || plan_.keep_full_gradients;
+  reduction_ = reductions_.reduce_scatter(in_place ? own_part(full_gradients_) : shard_gradients_, full_gradients_, how_.op);
+  if (buffer_ != nullptr) buffer_->last = reduction_;
+  if (!in_place) give_back_buffer();
 }
 
-bool FlatGroup::reduction_done() {
-  if (!launched_ || !reduction_.test()) return false;
-  start_across_replicas();
-  return across_.test();
+bool FlatGroup::take_over_unless_needed() {
+  if (!reduction_.wait_unless_needed()) return false;
+  take_over();
+  return true;
 }
 
-void FlatGroup::start_across_replicas() {
-  if (!in_flight_ || std::exchange(across_started_, true)) return;
+void FlatGroup::take_over() {
+  if (!in_flight_ || std::exchange(taken_over_, true)) return;
+  const at::NoGradGuard no_grad;
   reduction_.wait();  // its result, which only this rank touches: peers may go on reading their parts of the buffer
-  across_ = replicas_.all_reduce(wire_.defined() ? wire_ : reduced(), op_);
+  wire_input_.reset();
+  if (wire_.defined()) reduction_ = {};  // it keeps the tensors alive
+  const bool across = how_.across && replicas_.size() > 1;
+  const bool earlier_is_whole = adds_ && !partial_;
+  partial_ = how_.across ? false : replicas_.size() > 1;
+  if (across && earlier_is_whole && wire_.defined()) {  // what was reduced before is not rounded again
+    across_ = replicas_.all_reduce(wire_, how_.op);
+    return;
+  }
+  // Sums over all replicas are about to be added up over the replicas once more.
+  merge(earlier_is_whole && how_.op == ReduceOp::sum ? 1.0 / replicas_.size() : 1.0);
+  if (!across) {
+    wire_.reset();
+    return;
+  }
+  if (wire_.defined()) wire_.copy_(shard_gradients_);
+  across_ = replicas_.all_reduce(wire_.defined() ? wire_ : shard_gradients_, how_.op);
+}
+
+/// Brings what was reduce-scattered into the shard, to `earlier_counts` times what it held.
+void FlatGroup::merge(double earlier_counts) {
+  merged_ = true;
+  if (plan_.keep_full_gradients || !adds_) {
+    if (wire_.defined()) shard_gradients_.copy_(wire_);
+    if (adds_) shard_gradients_.add_(earlier_, earlier_counts);
+  } else {
+    const memory::Scope scope(memory::Category::communication);
+    if (earlier_counts != 1.0) shard_gradients_.mul_(earlier_counts);
+    shard_gradients_.add_(wire_.defined() ? wire_.to(plan_.gradient_dtype) : own_part(full_gradients_));
+  }
+  earlier_.reset();
+  give_back_buffer();
 }
 
 void FlatGroup::give_back_buffer() {
@@ -291,26 +330,29 @@ void FlatGroup::give_back_buffer() {
 void FlatGroup::collect() {
   if (!in_flight_) return;
   const at::NoGradGuard no_grad;
-  start_across_replicas();
+  take_over();
   in_flight_ = false;
   // released(), not only wait(): whoever clips or zeroes next writes here, and peers may still read.
   if (plan_.keep_full_gradients) reduction_.released();
   across_.released();
   if (wire_.defined()) {
-    reduced().copy_(wire_);
+    merged_ ? static_cast<void>(shard_gradients_.copy_(wire_)) : merge(1.0);
     wire_.reset();
-    reduction_ = across_ = {};  // they keep the tensors alive
+    across_ = {};
   }
-  if (adds_) shard_gradients_.add_(plan_.keep_full_gradients ? earlier_ : own_part(full_gradients_));
-  earlier_.reset();
-  give_back_buffer();
   has_gradients_ = false;
+}
+
+bool FlatGroup::holds_partial_sums() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const FlatSlot& slot) { return slot.kept; });
 }
 
 void FlatGroup::present(const float* used) {
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const bool defined = used[i] > 0.0F || (adds_ && slots_[i].shard.grad().defined());
-    slots_[i].shard.mutable_grad() = defined ? slots_[i].shard_grad : at::Tensor();
+    FlatSlot& slot = slots_[i];
+    const bool defined = used[i] > 0.0F || (adds_ && (slot.kept || slot.shard.grad().defined()));
+    slot.kept = defined && partial_;
+    slot.shard.mutable_grad() = defined && !partial_ ? slot.shard_grad : at::Tensor();
   }
 }
 
@@ -323,7 +365,11 @@ void FlatGroup::drop_local() {
 }
 
 void FlatGroup::drop_reduced() {
-  for (FlatSlot& slot : slots_) slot.shard.mutable_grad().reset();
+  partial_ = false;
+  for (FlatSlot& slot : slots_) {
+    slot.kept = false;
+    slot.shard.mutable_grad().reset();
+  }
 }
 
 }  // namespace weft::parallel

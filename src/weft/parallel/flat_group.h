@@ -25,6 +25,7 @@ struct FlatSlot {
   int64_t offset = 0;     ///< of the parameter in the flat buffer, in elements of the buffer
   bool ready = false;     ///< its gradient of this round has landed
   bool used = false;      ///< this rank had a gradient in this round
+  bool kept = false;      ///< shard_grad holds sums that were not reduced over the replicas
 };
 
 /// Where the parameters are between uses.
@@ -40,8 +41,8 @@ enum class Residence {
 ///                  read this rank's shard: settle() returns when they do not, and only then may an optimizer write.
 ///   adopt          brings a gradient into the flat gradient buffer; that comes from the pool with the group's first gradient
 ///                  (kept for good when `keep_full_gradients`).
-///   launch         reduce-scatters the buffer within the replica; start_across_replicas() waits for that and all-reduces the shard
-///                  with the other replicas; collect() waits for both and adds what the shard held before.
+///   launch         reduce-scatters the buffer within the replica; take_over() waits for that, adds what the shard held before, gives
+///                  the buffer back and starts the all-reduce of the shard with the other replicas; collect() waits for both.
 class FlatGroup {
  public:
   struct Plan {
@@ -88,19 +89,29 @@ class FlatGroup {
   void mark_ready(FlatSlot& slot);
   /// True if it copied: the gradient was not in the buffer yet.
   bool adopt(FlatSlot& slot, GradientPool& pool);
+  /// How this round reduces.
+  struct Reduction {
+    ReduceOp op = ReduceOp::sum;
+    bool across = true;  ///< over the replicas, too; if not, the shard keeps the sums of this replica for a later round
+  };
   /// Slots without gradient contribute zeros. The parameters' own grad() is undefined afterwards.
-  void launch(GradientPool& pool, ReduceOp op);
+  void launch(GradientPool& pool, Reduction how);
   /// Zeros throughout; the parameters' own grad() stays as it is.
-  void launch_failed(GradientPool& pool, ReduceOp op);
-  /// Makes what progress is possible without waiting; true when collect() will not wait for a result. Groups are asked in their
-  /// order, each after those before it were done, so that all-reduces start in the same order on all ranks.
-  bool reduction_done();
-  /// Waits for the reduce-scatter and starts the all-reduce over the replicas, in the order of the groups.
-  void start_across_replicas();
-  /// Waits for the reductions, adds what earlier rounds left, gives the buffer back.
+  void launch_failed(GradientPool& pool, Reduction how);
+  /// Between launch and take_over it holds more memory than a buffer of the pool.
+  bool holds_memory() const { return in_flight_ && !taken_over_ && (wire_.defined() || earlier_.defined()); }
+  /// take_over() will not wait. Groups are taken over in their order, so that all-reduces start in the same order on all ranks.
+  bool reduction_done() { return reduction_.test(); }
+  void take_over();
+  /// False, and nothing has happened, if a peer needs this rank first.
+  bool take_over_unless_needed();
+  /// Waits for what take_over() started.
   void collect();
-  /// Presents the reduced gradients as shard.grad(); used [slots]: above 0 where any rank had a gradient. Undefined elsewhere.
+  /// Presents the reduced gradients as shard.grad(); used [slots]: above 0 where any rank had a gradient. Undefined elsewhere, and
+  /// everywhere while they are not reduced over the replicas.
   void present(const float* used);
+  /// The shard holds sums that were not reduced over the replicas.
+  bool holds_partial_sums() const;
   /// Forgets gradients that were not reduced.
   void drop_local();
   void drop_reduced();
@@ -121,13 +132,12 @@ class FlatGroup {
     at::Tensor like;
   };
   OwnPart own_part_of(const FlatSlot& slot) const;
-  void start_reduction(ReduceOp op);
+  void start_reduction(Reduction how);
+  void merge(double earlier_counts);
   void keep_earlier();
   void begin_gradients(GradientPool& pool);
   void give_back_buffer();
-  bool reduces_in_place() const { return adds_ || plan_.keep_full_gradients; }
-  /// Where the reduced gradients go.
-  at::Tensor reduced() const { return reduces_in_place() ? own_part(full_gradients_) : shard_gradients_; }
+  bool travels_converted() const { return plan_.reduce_dtype.value_or(plan_.gradient_dtype) != plan_.gradient_dtype; }
   at::Tensor own_part(const at::Tensor& flat) const { return flat.narrow(0, comm_.rank() * shard_numel_, shard_numel_); }
   at::Tensor gradient_view(const FlatSlot& slot) const { return part_of(full_gradients_, slot.offset, slot.parameter); }
 
@@ -139,9 +149,11 @@ class FlatGroup {
   at::Tensor full_;             // [numel], what the parameters are views of
   at::Tensor shard_;            // [shard_numel]
   at::Tensor near_part_;        // [numel / near] from reshard() to the gather in backward
+  at::Tensor near_sent_;        // the same while that gather goes on
   at::Tensor full_gradients_;   // [numel] while there are unreduced gradients
   at::Tensor shard_gradients_;  // [shard_numel]; a part of full_gradients_ if those are kept
-  at::Tensor wire_;             // [shard_numel] reduced gradients in reduce_dtype, until collect()
+  at::Tensor wire_input_;       // [numel] gradients in reduce_dtype while they are reduce-scattered
+  at::Tensor wire_;             // [shard_numel] reduced gradients in reduce_dtype, until they are in the shard
   at::Tensor earlier_;          // copy of shard_gradients_ while the buffer is reused on top of them
   GradientPool::Buffer* buffer_ = nullptr;
   std::vector<FlatSlot> slots_;
@@ -152,8 +164,10 @@ class FlatGroup {
   bool has_gradients_ = false;  // there are gradients that were not reduced, or not collected
   bool launched_ = false;       // in this round
   bool in_flight_ = false;      // launched and not collected
-  bool across_started_ = false;
-  ReduceOp op_ = ReduceOp::sum; // of this round
+  bool taken_over_ = false;
+  bool merged_ = false;         // what was reduce-scattered in this round is in the shard
+  bool partial_ = false;        // it holds what this replica alone has reduced
+  Reduction how_;               // of this round
   int64_t missing_ = 0;
 };
 

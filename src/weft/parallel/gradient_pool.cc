@@ -7,26 +7,38 @@
 
 namespace weft::parallel {
 
-GradientPool::GradientPool(int count, int64_t bytes, at::Device device, const Comm& comm) : device_(device) {
+GradientPool::GradientPool(int count, int64_t bytes, at::Device device, const Comm& comm, std::function<bool()> make_room)
+    : device_(device), make_room_(std::move(make_room)) {
   const memory::Scope scope(memory::Category::gradients);
   for (int i = 0; i < count && bytes > 0; ++i) {
     buffers_.push_back(std::make_unique<Buffer>(Buffer{.bytes = comm.allocate({bytes}, at::TensorOptions(at::kByte).device(device)), .last = {}}));
   }
 }
 
-at::Tensor GradientPool::take(int64_t numel, at::ScalarType dtype, Buffer*& buffer) {
-  const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  for (const auto& candidate : buffers_) {
-    // test(): all peers have started that reduction, so that they finish reading without this rank's help.
-    if (candidate->taken || candidate->bytes.numel() < bytes || !candidate->last.test()) continue;
-    candidate->last.released();
-    candidate->taken = true;
-    buffer = candidate.get();
-    return alias_of(candidate->bytes, 0, numel, dtype);
+GradientPool::Buffer* GradientPool::find() {
+  while (!buffers_.empty()) {
+    Buffer* oldest = nullptr;
+    for (const auto& candidate : buffers_) {
+      if (candidate->taken) continue;
+      if (candidate->last.test()) return candidate.get();
+      if (oldest == nullptr || candidate->turn < oldest->turn) oldest = candidate.get();
+    }
+    if (oldest != nullptr) return oldest->last.wait_unless_needed() ? oldest : nullptr;
+    if (!make_room_()) return nullptr;
   }
-  buffer = nullptr;
-  const memory::Scope scope(memory::Category::gradients);
-  return at::empty({numel}, at::TensorOptions(dtype).device(device_));
+  return nullptr;
+}
+
+at::Tensor GradientPool::take(int64_t numel, at::ScalarType dtype, Buffer*& buffer) {
+  buffer = find();
+  if (buffer == nullptr) {
+    const memory::Scope scope(memory::Category::gradients);
+    return at::empty({numel}, at::TensorOptions(dtype).device(device_));
+  }
+  buffer->last.released();  // all peers have started that reduction: they finish reading without this rank's help
+  buffer->taken = true;
+  buffer->turn = ++turns_;
+  return alias_of(buffer->bytes, 0, numel, dtype);
 }
 
 }  // namespace weft::parallel

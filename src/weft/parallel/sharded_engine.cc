@@ -12,6 +12,7 @@
 #include "weft/nn/start_values.h"
 #include "weft/parallel/buffers.h"
 #include "weft/parallel/data_axes.h"
+#include "weft/parallel/flat_view.h"
 #include "weft/parallel/gradient_hook.h"
 #include "weft/parallel/option_check.h"
 #include "weft/parallel/round_engine.h"
@@ -57,11 +58,11 @@ class ShardedEngine final : public RoundEngine {
 
   std::map<std::string, TrafficCount> traffic() const override { return traffic_of(axes_); }
 
+  void sync_replicas(bool on) override;
+
   void refresh() override {
-    if (!std::exchange(stale_, false)) return;
-    for (const auto& group : groups_) group->drop_near();
-    for (FlatGroup* group : whole_) group->start_gather();
-    for (FlatGroup* group : whole_) group->finish_gather();
+    check_reduced_across();
+    bring_up_to_date();
   }
 
   void continue_accumulation() override {
@@ -71,7 +72,7 @@ class ShardedEngine final : public RoundEngine {
 
   std::vector<size_t> hold_full(const std::string& names) override {
     settle();
-    refresh();
+    bring_up_to_date();
     return gathers_->hold(names);
   }
   void end_full(const std::vector<size_t>& units) override { gathers_->let_go(units); }
@@ -80,6 +81,12 @@ class ShardedEngine final : public RoundEngine {
 
  private:
   void build(ShardingPlan& plan);
+  void bring_up_to_date() {
+    if (!std::exchange(stale_, false)) return;
+    for (const auto& group : groups_) group->drop_near();
+    for (FlatGroup* group : whole_) group->start_gather();
+    for (FlatGroup* group : whole_) group->finish_gather();
+  }
   void on_updated(size_t shard);
 
   void mark_stale() {
@@ -91,25 +98,46 @@ class ShardedEngine final : public RoundEngine {
   const at::Tensor& parameter_at(size_t g, size_t s) const override { return trainable_[g]->slots()[s].parameter; }
 
   void begin_groups() override {
-    next_ = 0;
+    next_ = taken_ = 0;
     for (FlatGroup* group : trainable_) group->open_round();
   }
 
   void land(size_t group, size_t slot) override;
 
+  FlatGroup::Reduction how() const { return {.op = op(), .across = across_}; }
   void launch_up_to(size_t end) {
-    for (; next_ < end; ++next_) trainable_[next_]->launch(*pool_, op());
+    for (; next_ < end; ++next_) {
+      make_room_to_launch();
+      trainable_[next_]->launch(*pool_, how());
+    }
   }
   void launch_rest() override { launch_up_to(trainable_.size()); }
   void launch_rest_failed() override {
-    for (; next_ < trainable_.size(); ++next_) trainable_[next_]->launch_failed(*pool_, op());
+    for (; next_ < trainable_.size(); ++next_) {
+      make_room_to_launch();
+      trainable_[next_]->launch_failed(*pool_, how());
+    }
+  }
+
+  /// False if none is in flight, or a peer needs this rank first.
+  bool take_over_oldest() {
+    if (taken_ == next_ || !trainable_[taken_]->take_over_unless_needed()) return false;
+    ++taken_;
+    return true;
+  }
+  /// What a rank holds must not depend on how far its peers are: what a reduction needs besides a buffer of the pool is there
+  /// until the next one starts, neither longer nor shorter.
+  void make_room_to_launch() {
+    if (next_ == 0 || !trainable_[next_ - 1]->holds_memory()) return;
+    while (take_over_oldest()) {
+    }
   }
 
   bool close(bool failed) override {
     while (gathers_->end_backward(/*closes=*/true)) {
     }
     agree_on_use(failed);
-    for (FlatGroup* group : trainable_) group->start_across_replicas();
+    for (; taken_ < trainable_.size(); ++taken_) trainable_[taken_]->take_over();
     for (FlatGroup* group : trainable_) group->collect();
     for (const auto& group : groups_) group->settle();
     return used_.back() == 0.0F;
@@ -137,7 +165,11 @@ class ShardedEngine final : public RoundEngine {
   std::string find_moved() const override;
   void agree_on_use(bool failed);
   Comm norm_comm() const override { return axes_.shard; }
-  void check_norm(double norm) const override { check_replicas_agree(axes_, norm); }
+  void check_norm(double norm) const override {
+    check_reduced_across();
+    check_replicas_agree(axes_, norm);
+  }
+  void check_reduced_across() const;
 
   DataAxes axes_;
   std::vector<NamedTensor> shards_;
@@ -154,6 +186,8 @@ class ShardedEngine final : public RoundEngine {
   bool stale_ = false;                    // whole groups are out of date
   std::unordered_set<size_t> updated_;    // shards that Weft's optimizers have written since
   size_t next_ = 0;                       // first group not launched in this round
+  size_t taken_ = 0;                      // first group whose reduction was not taken over
+  bool across_ = true;                    // rounds reduce over the replicas, too
 };
 
 void ShardedEngine::build(ShardingPlan& plan) {
@@ -192,7 +226,7 @@ void ShardedEngine::build(ShardingPlan& plan) {
   constexpr size_t kPooledBuffers = 3;
   if (!trainable_.empty()) {
     pool_ = std::make_unique<GradientPool>(static_cast<int>(std::min(kPooledBuffers, trainable_.size())), largest,
-                                           trainable_.front()->device(), axes_.shard);
+                                           trainable_.front()->device(), axes_.shard, [this] { return take_over_oldest(); });
   }
   for (const NamedTensor& p : plan.all) {
     if (!p.tensor.requires_grad()) continue;
@@ -277,9 +311,29 @@ void ShardedEngine::land(size_t g, size_t s) {
     size_t ready = next_;
     while (ready < trainable_.size() && trainable_[ready]->complete()) ++ready;
     launch_up_to(ready);
-    for (size_t i = 0; i < next_ && trainable_[i]->reduction_done(); ++i) trainable_[i]->collect();
+    while (taken_ < next_ && !trainable_[taken_]->holds_memory() && trainable_[taken_]->reduction_done()) trainable_[taken_++]->take_over();
   }
   if (unit_of_[g] >= 0) gathers_->gradient_landed(static_cast<size_t>(unit_of_[g]));
+}
+
+void ShardedEngine::sync_replicas(bool on) {
+  settle();
+  if (axes_.replicas.size() == 1 || on == across_) return;
+  finish();
+  const at::Tensor said = at::zeros({2}, at::kFloat);
+  said[on ? 1 : 0] = 1;
+  comm_.all_reduce(said, ReduceOp::max).wait();
+  if (number_of(said.sum()) > 1) {
+    throw ConfigError("sync_replicas(true) on some ranks and sync_replicas(false) on others: replicas that reduce in different rounds would "
+                      "drift apart. Every rank makes the same calls");
+  }
+  across_ = on;
+}
+
+void ShardedEngine::check_reduced_across() const {
+  if (std::none_of(trainable_.begin(), trainable_.end(), [](const FlatGroup* group) { return group->holds_partial_sums(); })) return;
+  throw ConfigError("gradients were reduced within replicas only, and are not there yet. Call sync_replicas(true) before the last "
+                    "micro-step of an accumulation, or zero_grad() to drop them");
 }
 
 std::vector<std::string> ShardedEngine::adopt_foreign(const at::Tensor* landing) {

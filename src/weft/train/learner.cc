@@ -100,6 +100,7 @@ StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update
     batch.inputs = batch.inputs.to(device_);
     batch.targets = batch.targets.to(device_);
     dp_.sync(reduce_every_pass || pass + 1 == passes);
+    if (reduce_every_pass) dp_.sync_replicas(pass + 1 == passes);
     if (reduce_every_pass && pass > 0 && dp_.comm().size() > 1) dp_.continue_accumulation();
     const nn::TokenPlace place{.step = update, .first_sample = batch.first_sample};
     const nn::LossSum loss = model_->loss_sum(batch.inputs, batch.targets, models::kIgnoreIndex, place);

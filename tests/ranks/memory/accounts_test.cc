@@ -41,5 +41,30 @@ TEST(MemoryAccounts, SharedMemoryIsBookedOnEveryRank) {
   for (const auto& rank : testing::on_processes(2, "count_shared_memory", "", "gloo")) EXPECT_EQ(rank.exit_code, 0) << rank.result;
 }
 
+/// Collectives on buffers of Comm::allocate move bytes and make no tensors.
+std::string count_allocations(World& world, const std::string&) {
+  install_cpu_allocator();
+  const Comm& comm = world.comm();
+  const int64_t n = comm.size();
+  const at::Tensor part = comm.allocate({5000}, at::kFloat).zero_(), whole = comm.allocate({n * 5000}, at::kFloat).zero_(), plain = at::zeros({n * 5000});
+  const int64_t before = usage().allocations;
+  for (int i = 0; i < 3; ++i) {
+    comm.all_gather(whole, part).released();
+    comm.all_gather(plain, part).released();
+    comm.reduce_scatter(part, whole).released();
+    comm.reduce_scatter(part, plain).released();
+    comm.all_reduce(whole).released();
+    comm.broadcast(whole, 1).released();
+    comm.all_to_all(plain, whole).released();
+  }
+  EXPECT_EQ(usage().allocations, before);
+  return {};
+}
+const testing::RankBody kCountAllocations("count_allocations", count_allocations);
+
+TEST(MemoryAccounts, CollectivesAllocateNothing) {
+  for (const auto& rank : testing::on_processes(3, "count_allocations")) EXPECT_EQ(rank.exit_code, 0) << rank.result;
+}
+
 }  // namespace
 }  // namespace weft

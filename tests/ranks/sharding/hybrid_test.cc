@@ -22,16 +22,17 @@ struct Grid {
   int64_t micro_steps = 1;
   bool every = false;  // reduce every micro-step
   Method method = Method::weft_adamw;
+  bool once = false;   // over the replicas in the last micro-step only
 };
 
 std::string name_of(const ::testing::TestParamInfo<Grid>& info) {
   const Grid& g = info.param;
   return std::to_string(g.replicas) + "x" + std::to_string(g.shards) + "_zero" + std::to_string(g.zero) + (g.reshard ? "" : "_keep") + "_" +
-         std::to_string(g.micro_steps) + (g.every ? "reduced" : "micro");
+         std::to_string(g.micro_steps) + (g.every ? "reduced" : "micro") + (g.once ? "_across_once" : "");
 }
 
 StackSetting setting_of(const Grid& g) {
-  StackSetting setting{.method = g.method, .micro_steps = g.micro_steps, .reduce_every_micro_step = g.every};
+  StackSetting setting{.method = g.method, .micro_steps = g.micro_steps, .reduce_every_micro_step = g.every, .across_once = g.once};
   setting.options.sharding = sharding_of_zero(g.zero);
   setting.options.dp_shard = g.shards;
   setting.options.reshard_after_forward = g.reshard;
@@ -55,7 +56,9 @@ INSTANTIATE_TEST_SUITE_P(Grids, HybridParity,
                          ::testing::Values(Grid{2, 2, 1, true, 3, true}, Grid{2, 2, 2, true, 2, false, Method::weft_sgd}, Grid{2, 2, 3},
                                            Grid{2, 2, 3, false, 3, true, Method::torch_adamw}, Grid{3, 1, 1}, Grid{3, 1, 2, true, 2, true},
                                            Grid{3, 1, 3, true, 1, false, Method::own}, Grid{1, 3, 2}, Grid{1, 3, 3, true, 2, true},
-                                           Grid{2, 1, 1}, Grid{2, 1, 2, true, 3, false, Method::torch_adamw}, Grid{2, 1, 3}),
+                                           Grid{2, 1, 1}, Grid{2, 1, 2, true, 3, false, Method::torch_adamw}, Grid{2, 1, 3},
+                                           Grid{2, 2, 1, true, 3, true, Method::weft_sgd, true}, Grid{3, 1, 2, true, 2, true, Method::own, true},
+                                           Grid{2, 2, 3, true, 3, true, Method::weft_adamw, true}),
                          name_of);
 
 TEST(HybridParity, MeshAndGloo) {
@@ -194,6 +197,57 @@ TEST(HybridTraffic, FollowsTheFormula) {
       EXPECT_NEAR(total() - before, scattered * (zero == 3 ? 3 : 2) + across, kFlags) << "zero " << zero;
     });
   }
+}
+
+// Three micro-steps that reduce within replicas, the last one over the replicas, too; what is read too early is refused.
+TEST(HybridAccumulation, CrossesTheReplicasOnce) {
+  on_threads(4, [](World& world) {
+    for (const auto& [sharding, scale] : {std::pair{Sharding::optimizer, GradScale::sum}, {Sharding::gradients, GradScale::mean_over_ranks}, {Sharding::parameters, GradScale::sum}}) {
+      testing::Stack net = testing::make_stack();
+      DataParallel dp(net, world.comm(), {.sharding = sharding, .dp_shard = 2, .grad_scale = scale});
+      const auto pass = [&](int k) {
+        dp.continue_accumulation();
+        net(torch::full({2, 6}, 0.1 * (world.rank() + 1 + k), torch::kDouble)).square().sum().backward();
+      };
+      const auto reduced = [&] { return dp.traffic()["all_reduce"].bytes; };
+      int64_t before = reduced();
+      for (int k = 0; k < 3; ++k) pass(k);
+      const int64_t each_time = reduced() - before;
+      const double norm = dp.grad_norm();
+      dp.zero_grad();
+
+      before = reduced();
+      pass(0);  // reduced everywhere: what follows adds to it
+      for (const bool last : {false, true}) {
+        dp.sync_replicas(last);
+        pass(last ? 2 : 1);
+        if (last) continue;
+        for (const NamedTensor& s : dp.shards()) EXPECT_FALSE(s.tensor.grad().defined()) << s.name;
+        EXPECT_THROW(dp.grad_norm(), ConfigError);
+        EXPECT_THROW(dp.refresh(), ConfigError);
+      }
+      EXPECT_LT(reduced() - before, each_time);
+      EXPECT_NEAR(dp.grad_norm(), norm, 1e-12 * norm);
+
+      dp.zero_grad();
+      dp.sync_replicas(false);
+      pass(7);
+      dp.zero_grad();  // drops the sums of the replica
+      for (int k = 0; k < 3; ++k) {
+        dp.sync_replicas(k == 2);
+        pass(k);
+      }
+      EXPECT_NEAR(dp.grad_norm(), norm, 1e-12 * norm);
+    }
+  });
+  on_threads(2, [](World& world) {
+    testing::Stack net = testing::make_stack();
+    DataParallel dp(net, world.comm(), {.sharding = Sharding::gradients, .dp_shard = 1});
+    dp.sync_replicas(false);
+    dp.sync_replicas(true);
+    if (world.rank() == 1) dp.sync_replicas(true);  // changes nothing here
+    EXPECT_NO_THROW(dp.sync_replicas(true));
+  });
 }
 
 }  // namespace

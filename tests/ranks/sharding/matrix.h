@@ -33,6 +33,11 @@ inline double loss_difference(const Trace& trace, const Trace& reference) {
   other.losses = trace.losses;
   return difference(other, reference);
 }
+inline double gradient_difference(const Trace& trace, const Trace& reference) {
+  Trace other = reference;
+  other.gradients = trace.gradients;
+  return difference(other, reference);
+}
 inline double weight_difference(const Trace& trace, const Trace& reference) {
   Trace other = reference;
   other.weights = trace.weights;
@@ -45,16 +50,17 @@ constexpr double kFp32Losses = 1e-5;
 constexpr double kFp32Tensors = 2e-4;  // after 20 AdamW steps, which divide by square roots of small second moments
 constexpr double kTwice = 2;
 
-/// Trains the cell and compares it with one rank: losses, weights after 20 steps and, in fp64 and fp32, the last step's norm and
-/// gradients.
+/// Trains the cell and compares it with one rank: losses, weights after 20 steps, and a step's norm and gradients: the last in fp64 and
+/// fp32. In 16 bits the first: after 19 steps of rounding gradients belong to other weights, and near the minimum they are small.
 inline void expect_parity(const MatrixCell& cell) {
   const Dial& dial = kDials[cell[0]];
   const at::ScalarType dtype = kPrecisions[cell[1]].dtype;
   const bool low = c10::isReducedFloatingType(dtype);
   StackSetting setting{.micro_steps = kMicroSteps[cell[2]], .steps = 20, .batch = 48, .dtype = dtype};
   if (low) setting.options.gradient_dtype = at::kFloat;
+  if (low) setting.gradient_step = 0;
   const Trace reference = train_stack(Comm(), setting);
-  StackSetting in_fp64{.micro_steps = setting.micro_steps, .steps = 20, .batch = 48};
+  StackSetting in_fp64{.micro_steps = setting.micro_steps, .steps = 20, .gradient_step = setting.gradient_step, .batch = 48};
   const Trace exact = low ? train_stack(Comm(), in_fp64) : reference;
   setting.options.sharding = sharding_of_zero(dial.zero);
   setting.options.reshard_after_forward = dial.reshard;
@@ -68,8 +74,9 @@ inline void expect_parity(const MatrixCell& cell) {
       EXPECT_LE(loss_difference(trace, reference), kFp32Losses);
       EXPECT_LE(difference(trace, reference), kFp32Tensors);
     } else {
-      // Not the last step's gradients: after 19 steps of rounding they belong to other weights, and near the minimum they are small.
       EXPECT_LE(loss_difference(trace, exact), kTwice * loss_difference(reference, exact)) << "losses";
+      EXPECT_LE(gradient_difference(trace, exact), kTwice * gradient_difference(reference, exact)) << "gradients";
+      EXPECT_GT(gradient_difference(reference, exact), 0);
       EXPECT_LE(weight_difference(trace, exact), kTwice * weight_difference(reference, exact)) << "weights";
     }
   });

@@ -76,7 +76,9 @@ struct StackSetting {
   Method method = Method::weft_adamw;
   int64_t micro_steps = 1;
   bool reduce_every_micro_step = false;
+  bool across_once = false;  // over the replicas in the last micro-step only
   int64_t steps = 12;
+  int64_t gradient_step = -1;  // whose gradients are in the trace; -1: the last
   int64_t batch = 24;
   at::ScalarType dtype = at::kDouble;  // of parameters and products; fp16 trains with a LossScaler
   double clip = 0.5;  // below the norm of the first steps: clipping acts
@@ -135,6 +137,7 @@ inline Trace train_stack(const Comm& comm, const StackSetting& s) {
     for (int64_t k = 0; k < s.micro_steps; ++k) {
       dp.sync(s.reduce_every_micro_step || k + 1 == s.micro_steps);
       if (s.reduce_every_micro_step && k > 0) dp.continue_accumulation();
+      if (s.across_once) dp.sync_replicas(k + 1 == s.micro_steps);
       const int64_t begin = step * s.batch + (k * comm.size() + comm.rank()) * rows;
       const bool branch = s.take_branch.empty() || s.take_branch[comm.rank()];
       const at::Tensor out = net->forward(inputs.narrow(0, begin, rows).to(s.dtype), branch);
@@ -147,7 +150,7 @@ inline Trace train_stack(const Comm& comm, const StackSetting& s) {
     trace.losses.push_back(total.item<double>() / static_cast<double>(s.batch));
     if (scaler && !scaler->unscale(dp)) ADD_FAILURE() << "fp16 overflowed";
     const double norm = dp.clip_grad_norm(s.clip);
-    if (step + 1 == s.steps) {
+    if (step == (s.gradient_step < 0 ? s.steps - 1 : s.gradient_step)) {
       trace.gradients.push_back(torch::tensor({norm}, torch::kDouble));
       for (const NamedTensor& shard : dp.shards()) {
         const at::Tensor grad = shard.tensor.grad();

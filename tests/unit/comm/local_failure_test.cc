@@ -248,6 +248,67 @@ TEST(LocalFailure, WhatAPeerDidBeforeItEndedCounts) {
   EXPECT_THROW(patience.check(advance), CommError);
 }
 
+// Each rank waits for its call `first` before it makes its call `second`: two groups in opposite orders, or a ring in which each
+// rank waits for the next. If rank 0 did not give way, nobody would ever move.
+TEST(LocalNeeded, ARankThatPeersWaitForGivesWay) {
+  for (const int n : {2, 3}) {
+    const auto result = failures(n, [n](Engine& engine) {
+      std::vector<std::shared_ptr<Group>> pairs;  // of rank r and the next
+      for (int r = 0; r < n; ++r) {
+        const int next = (r + 1) % n;
+        const bool member = engine.rank() == r || engine.rank() == next;
+        pairs.push_back(member ? engine.create_group({r, next}, "pair" + std::to_string(r), stress::kDeadline) : nullptr);
+      }
+      const auto mine = static_cast<size_t>(engine.rank()), before = static_cast<size_t>((engine.rank() + n - 1) % n);
+      std::vector<float> data(4), more(4);
+      auto first = make(Call::all_reduce, data), second = make(Call::all_reduce, more);
+      engine.start(pairs[mine]->collectives(), first);
+      if (engine.rank() == 0) {
+        EXPECT_FALSE(engine.wait_unless_needed(*first)) << n << " ranks";
+      } else {
+        engine.wait(*first, Until::complete, {});
+      }
+      engine.start(pairs[before]->collectives(), second);
+      for (Op* op : {first.get(), second.get()}) engine.wait(*op, Until::released, {});
+      EXPECT_TRUE(engine.wait_unless_needed(*first));
+    });
+    for (const CommFailure& failure : result) EXPECT_EQ(failure.rank, -1) << failure.cause;
+  }
+}
+
+// All make their calls in one order: a rank that is ahead in it waits, however far the third one is.
+TEST(LocalNeeded, ARankThatIsAheadWaits) {
+  const auto result = failures(3, [](Engine& engine) {
+    auto one = engine.create_group(all_ranks(engine), "one", stress::kDeadline);
+    auto other = engine.create_group(all_ranks(engine), "other", stress::kDeadline);
+    std::vector<float> data(4), more(4);
+    for (int i = 0; i < 200; ++i) {
+      auto first = make(Call::all_reduce, data), second = make(Call::all_reduce, more);
+      engine.start(one->collectives(), first);
+      if (engine.rank() == i % 3) {
+        EXPECT_TRUE(engine.wait_unless_needed(*first));
+      }
+      engine.start(other->collectives(), second);
+      for (Op* op : {first.get(), second.get()}) engine.wait(*op, Until::released, {});
+    }
+  });
+  for (const CommFailure& failure : result) EXPECT_EQ(failure.rank, -1) << failure.cause;
+}
+
+TEST(LocalNeeded, AnAbortEndsTheWait) {
+  const auto result = failures(2, [](Engine& engine) {
+    auto group = engine.create_group(all_ranks(engine), "world", stress::kDeadline);
+    if (engine.rank() == 1) return engine.abort(RankSet().set(1), "bad batch");
+    std::vector<float> data(4);
+    auto op = make(Call::all_reduce, data);
+    engine.start(group->collectives(), op);
+    (void)engine.wait_unless_needed(*op);
+    ADD_FAILURE() << "rank 1 never came";
+  });
+  EXPECT_THAT(result[0].cause, HasSubstr("bad batch"));
+  EXPECT_THAT(result[0].peers, ElementsAre(1));
+}
+
 TEST(LocalBlocks, AreUnmappedOnceAllHaveReleasedThem) {
   stress::on_threads(3, [](Engine& engine) {
     auto group = engine.create_group(all_ranks(engine), "world", stress::kDeadline);

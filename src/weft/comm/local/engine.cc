@@ -218,10 +218,31 @@ void Engine::wait(Op& op, Until until, milliseconds timeout) {
       yielded = true;
     }
   }
-  wait_long(op, until, timeout.count() > 0 ? timeout : op.timeout, start);
+  wait_long(op, until, timeout.count() > 0 ? timeout : op.timeout, start, /*unless_needed=*/false);
 }
 
-void Engine::wait_long(Op& op, Until until, milliseconds timeout, Clock::time_point start) {
+bool Engine::needed_elsewhere(const Op& op) const {
+  // Who has made this call does its part of it inside whatever call it waits in.
+  if (!op.lane->waits_for_arrival(op)) return false;
+  const RankSet late = op.lane->missing(op);
+  return std::any_of(collectives_.begin(), collectives_.end(), [&](const auto& weak) {
+    const auto lane = weak.lock();
+    return lane && lane->is_behind(late);
+  });
+}
+
+bool Engine::wait_unless_needed(Op& op) {
+  const Clock::time_point start = Clock::now();
+  live();
+  do {
+    if (test(op, Until::complete)) return true;
+    if (needed_elsewhere(op)) return false;
+    ::sched_yield();
+  } while (Clock::now() < start + kYield);
+  return wait_long(op, Until::complete, op.timeout, start, /*unless_needed=*/true);
+}
+
+bool Engine::wait_long(Op& op, Until until, milliseconds timeout, Clock::time_point start, bool unless_needed) {
   Patience patience(*this, name_of_call(op), timeout, start);
   const auto advance = [&]() -> std::optional<Patience::HeldUp> {
     drive();
@@ -230,14 +251,16 @@ void Engine::wait_long(Op& op, Until until, milliseconds timeout, Clock::time_po
   };
   Clock::time_point checked{};
   while (!reached(op, until)) {
-    if (aborted()) return finish_or_raise(op, until, start);
+    if (aborted()) finish_or_raise(op, until, start);
     const Clock::time_point now = Clock::now();
     if (now - checked >= Patience::kSlice) {
       patience.check(advance);
+      if (unless_needed && patience.stands_still()) return false;
       checked = now;
     }
-    if (reached(op, until)) return;
-    sleep(op, until);
+    if (reached(op, until)) return true;
+    if (unless_needed && needed_elsewhere(op)) return false;
+    sleep(op, until, unless_needed);
     // Awake because something came: the next hand-over is likely to follow soon.
     for (Clock::time_point soon = Clock::now() + kYield / 10; !reached(op, until) && Clock::now() < soon;) {
       if (drive()) soon = Clock::now() + kYield / 10;
@@ -245,16 +268,17 @@ void Engine::wait_long(Op& op, Until until, milliseconds timeout, Clock::time_po
       if (aborted()) break;
     }
   }
+  return true;
 }
 
 // Publishers look at `sleeping` after they have published; this rank looks for news after it has set it. So one of them sees
 // the other (all these accesses are sequentially consistent), and no wake-up is lost.
-void Engine::sleep(Op& op, Until until) {
+void Engine::sleep(Op& op, Until until, bool unless_needed) {
   RankPage& page = control_.page(rank());
   const uint32_t before = page.wake.load();
   page.sleeping.store(1);
   control_.header().sleepers.fetch_add(1);
-  if (!drive() && !reached(op, until) && !aborted()) {
+  if (!drive() && !reached(op, until) && !aborted() && !(unless_needed && needed_elsewhere(op))) {
     const timespec slice{0, std::chrono::duration_cast<std::chrono::nanoseconds>(Patience::kSlice).count()};
     ::syscall(SYS_futex, &page.wake, FUTEX_WAIT, before, &slice, nullptr, 0);
   }

@@ -83,6 +83,11 @@ class Engine {
   bool test(Op& op, Until until);
   /// Returns when the call is that far. CommError when the world fails or `timeout` runs out (zero: the call's own).
   void wait(Op& op, Until until, std::chrono::milliseconds timeout);
+  /// Waits for the call's completion unless that would never come: false when a rank that it waits for waits for this one. Known at
+  /// once when such a rank has made a collective call that this rank has not, which cannot be while all make their calls in one
+  /// order (of the two, this rank is ahead); else, through further ranks or messages, once no rank in the chain of those that
+  /// wait for each other has moved for some slices of a long wait (Patience::stands_still). Errors as wait().
+  bool wait_unless_needed(Op& op);
 
   /// Gives a sign of life. Only this rank writes it: no locked instruction is needed.
   void live() {
@@ -100,8 +105,10 @@ class Engine {
 
   bool drive();
   void finish_or_raise(Op& op, Until until, std::chrono::steady_clock::time_point start);
-  void sleep(Op& op, Until until);
-  void wait_long(Op& op, Until until, std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point start);
+  bool needed_elsewhere(const Op& op) const;
+  void sleep(Op& op, Until until, bool unless_needed);
+  bool wait_long(Op& op, Until until, std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point start,
+                 bool unless_needed);
   void send(int peer, const Parcel& parcel, const CallName& name, std::chrono::milliseconds timeout);
   Parcel receive(int peer, const std::string& key, const CallName& name, std::chrono::milliseconds timeout);
   CallName name_of_call(const Op& op) const;
@@ -112,6 +119,7 @@ class Engine {
   bool enough_cores_;
   std::chrono::microseconds spin_;                        // how long a wait spins before it yields
   std::vector<std::shared_ptr<Lane>> active_;             // lanes with calls in flight
+  std::vector<std::weak_ptr<Lane>> collectives_;          // of all groups
   std::map<std::string, uint64_t> group_count_;           // how often a group of this name and ranks was created
   std::map<std::pair<int, std::string>, Parcel> parcels_; // came before anybody asked
 };

@@ -82,7 +82,10 @@ std::shared_ptr<Group> Engine::create_group(std::vector<int> world_ranks, std::s
   info->segment = std::move(parcel.segment);
   info->name = std::move(name);
   info->world_ranks = std::move(world_ranks);
-  return std::make_shared<Group>(*this, std::move(info));
+  auto group = std::make_shared<Group>(*this, std::move(info));
+  std::erase_if(collectives_, [](const auto& lane) { return lane.expired(); });
+  collectives_.push_back(group->collectives().weak_from_this());
+  return group;
 }
 
 std::shared_ptr<SharedBlock> Engine::allocate(Group& group, size_t bytes, milliseconds timeout) {

@@ -269,6 +269,15 @@ bool Lane::waits_for_arrival(const Op& asked) const {
   return op.waits == Wait::arrival;
 }
 
+bool Lane::is_behind(const RankSet& world_ranks) const {
+  // Calls are published when they are made, but for those more than kRing ahead.
+  for (int m = 0; m < n_; ++m) {
+    if (m == me_ || !world_ranks[static_cast<size_t>(world_rank(m))]) continue;
+    if (descriptor(m, next_sequence_).stamp.load() == next_sequence_ + 1) return true;
+  }
+  return false;
+}
+
 std::string_view Lane::call_name(const Op& op) const {
   if (op.call == Call::message) return me_ == 0 ? "send" : "recv";
   return name_of(op.call);

@@ -68,6 +68,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   RankSet missing(const Op& op) const;
   /// Whether that is because they have not even started it.
   bool waits_for_arrival(const Op& op) const;
+  /// One of these world ranks has made a call here that this rank has not.
+  bool is_behind(const RankSet& world_ranks) const;
   const GroupInfo& group() const { return *group_; }
   int me() const { return me_; }
   uint64_t next_sequence() const { return next_sequence_; }

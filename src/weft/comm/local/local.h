@@ -96,6 +96,8 @@ class LocalGroup : public c10d::Backend {
   bool test(Op& op, Until until);
   /// Returns when the call is that far. Throws CommError.
   void wait(Op& op, Until until);
+  /// Engine::wait_unless_needed.
+  bool wait_unless_needed(Op& op);
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& opts) override;

@@ -158,6 +158,7 @@ void LocalGroup::progress() { engine_->progress(); }
 
 bool LocalGroup::test(Op& op, Until until) { return engine_->test(op, until); }
 void LocalGroup::wait(Op& op, Until until) { engine_->wait(op, until, milliseconds(0)); }
+bool LocalGroup::wait_unless_needed(Op& op) { return engine_->wait_unless_needed(op); }
 
 std::shared_ptr<Op> LocalGroup::start_all_reduce(const at::Tensor& tensor, Reduce reduction, milliseconds timeout) {
   check_tensor(tensor, "tensor");

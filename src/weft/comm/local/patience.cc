@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace weft::local {
@@ -61,6 +62,41 @@ void Patience::check(const std::function<std::optional<HeldUp>()>& advance) {
   left &= now->missing;
   if (left.any()) fail(left, ranks_text(left) + " left the world (its World was destroyed) without taking part in this call");
   check_deadline(*now);
+}
+
+// What a page says may be old: its rank may have been woken and not run yet. Two more signs of life in the same call say that the rank
+// looked for news in between and went on waiting. When all have done so after one moment, and were in these calls before it
+// already, then at that moment each waited for another of them, and none of them can ever move.
+bool Patience::stands_still() {
+  constexpr int kLooks = 2;
+  std::map<int, Standing> now;
+  RankSet visited, frontier = page_.waiting_for.load();
+  visited.set(static_cast<size_t>(engine_.rank()));
+  while ((frontier & ~visited).any()) {
+    const RankSet ring = frontier & ~visited;
+    visited |= ring;
+    for (int r : list(ring)) {
+      const RankPage& page = engine_.control().page(r);
+      if (page.waits.load() == 0) {
+        standing_.clear();
+        return false;
+      }
+      frontier |= page.waiting_for.load();
+      now[r] = {page.life.load(), page.call.load()};
+    }
+  }
+  if (now.empty()) return false;
+  const auto same_call = [](const auto& a, const auto& b) { return a.first == b.first && a.second.call == b.second.call; };
+  if (!std::equal(now.begin(), now.end(), standing_.begin(), standing_.end(), same_call)) {
+    standing_ = std::move(now);
+    looks_ = 0;
+    return false;
+  }
+  for (const auto& [rank, standing] : now) {
+    if (standing.life < standing_.at(rank).life + 2) return false;
+  }
+  standing_ = std::move(now);
+  return ++looks_ == kLooks;
 }
 
 Patience::Clock::duration Patience::silence(size_t rank, Clock::time_point now) {

@@ -4,7 +4,9 @@
 #include <array>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <optional>
+#include <string>
 
 #include "weft/comm/failure_look.h"
 #include "weft/comm/local/engine.h"
@@ -32,6 +34,11 @@ class Patience {
   /// `advance` moves the call on and says what still holds it up; nothing once it is done.
   void check(const std::function<std::optional<HeldUp>()>& advance);
 
+  /// Ask after check(). True once it is certain that the ranks that this one waits for, directly or through others, all wait for each
+  /// other or for this one: twice in a row each of them has looked again, and is in the same call as before. For a wait that can
+  /// be given up; others end at their deadline.
+  bool stands_still();
+
   static constexpr std::chrono::milliseconds kSlice = detail::kFailureLook / 8;
   static constexpr int kLimit = 10;
 
@@ -40,6 +47,11 @@ class Patience {
     uint64_t life = 0;
     Clock::time_point when;
     bool known = false;
+  };
+  /// A rank in a long wait.
+  struct Standing {
+    uint64_t life = 0;
+    std::string call;
   };
   Clock::duration silence(size_t rank, Clock::time_point now);
   [[noreturn]] void fail(const RankSet& culprits, const std::string& reason);
@@ -51,6 +63,8 @@ class Patience {
   std::chrono::milliseconds timeout_;
   Clock::time_point start_;
   std::array<Seen, kMaxRanks> seen_{};
+  std::map<int, Standing> standing_;  // as of the last look of stands_still() that counted
+  int looks_ = 0;                     // that counted
 };
 
 }  // namespace weft::local
