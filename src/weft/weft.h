@@ -5,6 +5,7 @@
 #include "weft/comm/world.h"
 #include "weft/core/error.h"
 #include "weft/data/loader.h"
+#include "weft/nn/activations.h"
 #include "weft/nn/deferred.h"
 #include "weft/nn/sync_batch_norm.h"
 #include "weft/nn/unit.h"

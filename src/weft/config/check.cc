@@ -216,6 +216,10 @@ void check(const RunConfig& config, Findings& findings) {
                                                        "is a kind of", config.parallel.reshard_group),
                  "leave it out, or set them");
   }
+  if (config.train.recompute != "none" && config.train.offload_activations) {
+    findings.add("train.offload_activations", "true with train.recompute = " + config.train.recompute + ", which leaves nothing to offload",
+                 "leave out one of the two");
+  }
   check_optimizer(config, findings);
   check_offload(config, findings);
   constexpr double kLeastClipNorm = 1e-6;  // below it nothing is left of a gradient in fp32

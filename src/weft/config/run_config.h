@@ -41,6 +41,9 @@ struct TrainConfig {
   double memory_limit_gb = 0;
   double ema = 0;
   bool ema_warmup = true;
+  std::string recompute = "none";
+  int64_t recompute_every = 1;
+  bool offload_activations = false;
 };
 
 struct OptimizerConfig {

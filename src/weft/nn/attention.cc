@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "weft/autograd/recompute.h"
 #include "weft/nn/meta_shapes.h"
 
 namespace weft::nn {
@@ -39,17 +40,19 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const double scale = spec.scale > 0 ? spec.scale : 1.0 / std::sqrt(static_cast<double>(q.size(3)));
   const at::Tensor qh = q.transpose(1, 2), kh = k.transpose(1, 2), vh = v.transpose(1, 2);  // [B, H, T, hd]
   const bool windowed = spec.window > 0 && spec.window < keys;
-  at::Tensor y;
-  if (spec.softcap > 0) {
-    y = capped_attention(qh, kh, vh, spec, scale);
-  } else {
-    const bool grouped = q.size(2) != k.size(2);
+  const auto core = [=]() -> at::Tensor {
+    if (spec.softcap > 0) return capped_attention(qh, kh, vh, spec, scale);
+    const bool grouped = qh.size(1) != kh.size(1);
     const bool causal = tokens == keys && !windowed;
     const bool sees_all = tokens == 1 && !windowed;
     std::optional<at::Tensor> mask;
-    if (!causal && !sees_all) mask = seen_keys(tokens, keys, windowed ? spec.window : 0, q.device());
-    y = q.is_meta() && !mask ? attention_shapes(qh, kh, vh) : at::scaled_dot_product_attention(qh, kh, vh, mask, 0.0, causal, scale, grouped);
-  }
+    if (!causal && !sees_all) mask = seen_keys(tokens, keys, windowed ? spec.window : 0, qh.device());
+    if (qh.is_meta() && !mask) return attention_shapes(qh, kh, vh);
+    return at::scaled_dot_product_attention(qh, kh, vh, mask, 0.0, causal, scale, grouped);
+  };
+  // Kernels that keep no scores have nothing to gain from Recompute::attention.
+  const auto kind = spec.softcap > 0 ? autograd::Part::attention_scores : autograd::Part::attention;
+  const at::Tensor y = autograd::part(kind, {qh, kh, vh}, core);
   return y.transpose(1, 2).reshape({q.size(0), tokens, -1});
 }
 

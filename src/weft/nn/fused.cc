@@ -62,15 +62,13 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
         simd::rms_norm_forward(t.in(x) + from * n, t.in(w), eps, t.out(y) + from * n, t.computed_out(rstd) + from, to - from, n);
       });
     });
-    ctx->save_for_backward({x, w});
-    ctx->saved_data["rstd"] = rstd;
+    ctx->save_for_backward({x, w, rstd});
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     refuse_second_derivative();
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &w = saved[1], dy = grads[0].contiguous();
-    const at::Tensor rstd = ctx->saved_data["rstd"].toTensor();
+    const at::Tensor &x = saved[0], &w = saved[1], &rstd = saved[2], dy = grads[0].contiguous();
     const int64_t n = w.numel(), rows = x.numel() / n, parts = (rows + kRowsPerPart - 1) / kRowsPerPart;
     at::Tensor dx = at::empty_like(x), dweight = at::zeros({parts, n}, computed_options(x));
     dispatch(x, [&](auto t) {

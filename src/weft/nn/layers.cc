@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "weft/autograd/recompute.h"
 #include "weft/nn/functional.h"
 #include "weft/nn/meta_shapes.h"
 
@@ -12,7 +13,9 @@ LinearImpl::LinearImpl(int64_t in, int64_t out, bool with_bias, const at::Tensor
   if (with_bias) bias = register_parameter("bias", at::empty({out}, options));
 }
 
-at::Tensor LinearImpl::forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
+at::Tensor LinearImpl::forward(const at::Tensor& x) {
+  return autograd::part(autograd::Part::matmul, {x}, [x, weight = weight, bias = bias] { return at::linear(x, weight, bias); });
+}
 
 EmbeddingImpl::EmbeddingImpl(int64_t rows, int64_t hidden, const at::TensorOptions& options) {
   weight = register_parameter("weight", at::empty({rows, hidden}, options));

@@ -42,8 +42,7 @@ class AttentionShapes : public torch::autograd::Function<AttentionShapes> {
     const at::Tensor out = heads_inside(q);
     const at::Tensor log_sum = at::empty({q.size(0), q.size(2), q.size(1)}, accumulating(q));
     allocate_scratch(q, queries * (keys + 2 + q.size(3)), queries * keys);
-    ctx->save_for_backward({q, k, v, out});
-    ctx->saved_data["log_sum"] = log_sum;
+    ctx->save_for_backward({q, k, v, out, log_sum});
     return out;
   }
   static variable_list backward(AutogradContext* ctx, variable_list) {
@@ -75,15 +74,14 @@ class LayerNormShapes : public torch::autograd::Function<LayerNormShapes> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
     const at::Tensor x = input.contiguous(), y = at::empty_like(x);
     const int64_t rows = x.numel() / weight.numel();
-    ctx->save_for_backward({x, weight, bias});
-    ctx->saved_data["mean"] = at::empty({rows}, x.options().requires_grad(false));
-    ctx->saved_data["rstd"] = at::empty({rows}, x.options().requires_grad(false));
+    const at::Tensor mean = at::empty({rows}, x.options().requires_grad(false)), rstd = at::empty_like(mean);
+    ctx->save_for_backward({x, weight, bias, mean, rstd});
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list) {
     const variable_list saved = ctx->get_saved_variables();
     variable_list gradients;
-    for (const at::Tensor& t : saved) gradients.push_back(t.defined() ? at::empty_like(t) : at::Tensor());
+    for (size_t i = 0; i < 3; ++i) gradients.push_back(saved[i].defined() ? at::empty_like(saved[i]) : at::Tensor());
     const at::Tensor scratch = at::empty({2, at::get_num_threads(), saved[1].numel()}, saved[1].options().requires_grad(false));
     return gradients;
   }

@@ -80,11 +80,15 @@ class UnitImpl<M, R(A...)> : public M, public UnitBase {
   using M::M;
 
   R forward(A... args) {
-    return around([&]() -> R { return M::forward(std::forward<A>(args)...); });
+    return around([&]() -> R {
+      if (!autograd::records(activations())) return M::forward(std::forward<A>(args)...);
+      return recorded_forward(std::forward<A>(args)...);
+    });
   }
 
   /// Runs `fn`, which may use this Unit's parameters, as if it were its forward: gathered before, released after, and
-  /// gathered again when a gradient comes to a tensor of its result. For losses that need a head's weight itself.
+  /// gathered again when a gradient comes to a tensor of its result. For losses that need a head's weight itself. Nothing of it
+  /// is recomputed.
   template <class F>
   auto around(F&& fn) -> std::invoke_result_t<F> {
     const std::shared_ptr<UnitHooks> hooks = this->hooks();
@@ -111,6 +115,31 @@ class UnitImpl<M, R(A...)> : public M, public UnitBase {
       return copy;
     } else {
       return M::clone(device);
+    }
+  }
+
+ private:
+  /// A forward whose activations are not all kept (autograd/recompute.h). Arguments are copied, tensors in them are not.
+  R recorded_forward(A... args) {
+    if constexpr ((std::is_copy_constructible_v<std::decay_t<A>> && ...)) {
+      std::vector<at::Tensor> inputs;
+      (collect_tensors(args, inputs), ...);
+      const auto copies = std::make_shared<const std::tuple<std::decay_t<A>...>>(args...);
+      autograd::Recorded call(activations(), this, std::move(inputs), [this, copies] {
+        if (const auto hooks = this->hooks()) hooks->needed_in_backward();
+        std::tuple<std::decay_t<A>...> again = *copies;
+        std::apply([this](auto&... arg) { static_cast<void>(this->M::forward(static_cast<A&&>(arg)...)); }, again);
+      });
+      if constexpr (std::is_void_v<R>) {
+        M::forward(std::forward<A>(args)...);
+        call.returned();
+      } else {
+        R result = M::forward(std::forward<A>(args)...);
+        call.returned();
+        return result;
+      }
+    } else {
+      autograd::refuse_uncopyable(activations());
     }
   }
 };

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/autograd/kept_tensor.h"
 #include "weft/nn/start_values.h"
 #include "weft/parallel/data_axes.h"
 #include "weft/parallel/data_parallel.h"
@@ -65,6 +66,8 @@ class FlatGroup {
   const Plan& plan() const { return plan_; }
   int64_t gradient_bytes() const;
   at::Device device() const { return memory_.device(); }
+  /// Of the parameters, by identity (autograd/kept_tensor.h).
+  const void* memory() const { return autograd::memory_of(full_); }
 
   void start_gather();
   /// From the copy that reshard() left if there is one; else start_gather().

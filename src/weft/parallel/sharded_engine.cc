@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "weft/autograd/saved_tensors.h"
 #include "weft/core/error.h"
 #include "weft/nn/start_values.h"
 #include "weft/parallel/buffers.h"
@@ -50,6 +51,7 @@ class ShardedEngine final : public RoundEngine {
 
   ~ShardedEngine() override {
     for (const NamedTensor& p : parameters_) unwatch_gradient(p.tensor);
+    for (const auto& [group, unit] : released_) autograd::unwatch_memory(group->memory());
   }
 
   void watch() override;
@@ -178,6 +180,7 @@ class ShardedEngine final : public RoundEngine {
   std::vector<FlatGroup*> trainable_;     // in the order of their reductions
   std::vector<int64_t> unit_of_;          // of trainable_; -1 outside of Units
   std::vector<FlatGroup*> whole_;         // gathered by refresh()
+  std::vector<std::pair<FlatGroup*, size_t>> released_;  // and the Unit that it belongs to
   std::unique_ptr<UnitGathers> gathers_;
   std::unique_ptr<GradientPool> pool_;
   std::vector<nn::UnitBase*> unit_modules_;
@@ -211,6 +214,7 @@ void ShardedEngine::build(ShardingPlan& plan) {
     if (planned.unit >= 0) {
       ShardedUnit& unit = units[static_cast<size_t>(planned.unit)];
       unit.groups.push_back(group);
+      released_.emplace_back(group, static_cast<size_t>(planned.unit));
       unit.trainable += planned.plan.trainable ? static_cast<int64_t>(group->slots().size()) : 0;
       unit.frozen = unit.frozen || !planned.plan.trainable;
     }
@@ -256,6 +260,11 @@ void ShardedEngine::watch() {
   for (size_t u = 0; u < unit_modules_.size(); ++u) {
     hooks_.push_back(watch_unit(weak_from_this(), *gathers_, u));
     unit_modules_[u]->set_hooks(hooks_.back());
+  }
+  for (const auto& [group, unit] : released_) {
+    autograd::watch_memory(group->memory(), [weak = std::weak_ptr(hooks_[unit])] {
+      if (const auto hooks = weak.lock()) hooks->needed_in_backward();
+    });
   }
 }
 

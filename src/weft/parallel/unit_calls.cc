@@ -1,5 +1,9 @@
 #include "weft/parallel/unit_calls.h"
 
+#include <ATen/core/grad_mode.h>
+
+#include "weft/autograd/saved_tensors.h"
+
 namespace weft::parallel {
 namespace {
 
@@ -26,8 +30,18 @@ class Calls final : public nn::UnitHooks {
         self->settle();
         self->enter_backward();
         gathers->begin_backward(unit);
+        // This backward is to be differentiated, and its graph will hold parameters that are released before.
+        if (at::GradMode::is_enabled()) autograd::install_saved_tensor_hooks();
       });
     }
+  }
+
+  void needed_in_backward() override {
+    const auto self = engine_.lock();
+    if (!self) return;
+    self->settle();
+    self->enter_backward();
+    gathers_->use_in_backward(unit_);
   }
 
   void forward_threw() override {

@@ -118,14 +118,35 @@ void UnitGathers::begin_backward(size_t k) {
     const bool done = unit.active && unit.frozen && unit.landed >= unit.trainable;
     if (holds(j) && (passed_over || done)) release(j);
   }
-  wait(k);
-  if (!units_[k].active) units_[k].landed = 0;
-  units_[k].active = true;
+  activate(k);
   for (int64_t ahead = 0; ahead < prefetch_ && next_back_ >= 0; ++ahead) {
     while (next_back_ > 0 && !back_[static_cast<size_t>(next_back_)]) --next_back_;
     if (next_back_ < at - prefetch_) break;
     start_back_to(next_back_);
   }
+}
+
+void UnitGathers::use_in_backward(size_t k) {
+  if (units_[k].held > 0) return;
+  if (!in_backward_) turn_to_backward();
+  if (!holds(k)) {
+    if (static_cast<int64_t>(k) > next_back_) {
+      complete_backward_pass();
+      agree(kPass);
+      begin_backward_pass();
+    }
+    start_back_to(0);
+    for (size_t j = 0; j < units_.size(); ++j) {
+      if (!units_[j].active && holds(j)) activate(j);
+    }
+  }
+  activate(k);
+}
+
+void UnitGathers::activate(size_t k) {
+  wait(k);
+  if (!units_[k].active) units_[k].landed = 0;
+  units_[k].active = true;
 }
 
 void UnitGathers::gradient_landed(size_t k) {

@@ -42,6 +42,10 @@ class UnitGathers {
   void end_forward(size_t unit);
   /// A gradient has come to an output of the Unit.
   void begin_backward(size_t unit);
+  /// Its parameters are needed in a backward, whether or not a gradient has come to an output. Nodes of a backward that
+  /// differentiates another come in the order of the forward, against that of a backward pass: what is not there yet is gathered
+  /// for all Units in one pass, and each stays until its gradients have landed.
+  void use_in_backward(size_t unit);
   void gradient_landed(size_t unit);
   /// The end of a whole backward(): everything is released. Takes part in all that the other ranks gather, forward and backward,
   /// so that it stands for whole passes on a rank that used nothing. `closes`: this rank waits for the end of the round. True
@@ -66,6 +70,7 @@ class UnitGathers {
   void start(size_t k);
   void wait(size_t k);
   void release(size_t k);
+  void activate(size_t k);
   bool all_held() const;
   void reshard_idle(size_t k);
   void complete_forward_pass();

@@ -1,6 +1,7 @@
 #include "weft/train/learner.h"
 
 #include "weft/memory/cpu_allocator.h"
+#include "weft/nn/activations.h"
 #include "weft/parallel/flat_view.h"
 #include "weft/parallel/gradient_hook.h"
 
@@ -18,6 +19,12 @@ models::Transformer make_model(const Job& job, const Comm& comm, at::Device devi
   options.device = device;
   options.seed = static_cast<uint64_t>(job.config.train.seed);
   return models::Transformer(job.spec, options);
+}
+
+void set_activations(models::Transformer& model, const config::TrainConfig& c) {
+  constexpr const char* kBlocks = "layers.*";
+  if (c.recompute != "none") set_recompute(model, {.mode = recompute_of_name(c.recompute), .every = c.recompute_every, .units = kBlocks});
+  if (c.offload_activations) offload_activations(model, kBlocks);
 }
 
 DataParallelOptions dp_options(const Job& job) {
@@ -84,6 +91,7 @@ Learner::Learner(const Job& job, const Comm& comm, at::Device device)
       clip_norm_(job.config.optimizer.clip_norm) {
   book_own_gradients(dp_);
   offload(*optimizer_.optimizer, job.config.offload, comm.rank());
+  set_activations(model_, job.config.train);
   const auto& c = job.config.train;
   if (job.dtype == at::kHalf) scaler_.emplace(optim::LossScalerOptions{.initial = c.loss_scale, .growth_interval = c.loss_scale_interval});
   if (c.ema > 0) ema_.emplace(dp_, optim::EmaOptions{.decay = c.ema, .warmup = c.ema_warmup});

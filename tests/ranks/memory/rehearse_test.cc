@@ -59,6 +59,9 @@ const Cell kCells[] = {
     {"tied_head", 2, [](auto& c) { c.model.tied_head = "yes"; }},
     // The peak is inside attention's backward, with its scratch.
     {"long_samples", 1, [](auto& c) { c.data.seq = 800, c.model.context = 800, c.model.hidden = 12, c.model.ffn = 16, c.model.vocab = 20; }},
+    {"recompute_full", 2, [](auto& c) { c.train.recompute = "full"; }},
+    {"recompute_half_on_gpt2", 1, [](auto& c) { c.train.recompute = "half", c.model.family = "gpt2", c.model.kv_heads = 3, c.model.dropout = 0.1; }},
+    {"recompute_zero1", 2, [](auto& c) { c.train.recompute = "keep_attention", c.train.recompute_every = 2, c.parallel.zero = 1; }},
     {"zero1", 2, [](auto& c) { c.parallel.zero = 1; }},
     {"zero1_in_replicas_of_2", 4, [](auto& c) { c.parallel.zero = 1, c.parallel.dp_shard = 2; }},
     {"zero2_on_3", 3, [](auto& c) { c.parallel.zero = 2; }},

@@ -189,5 +189,18 @@ TEST(Replicas, DivideTheRanks) {
   EXPECT_THAT(between.text(), HasSubstr("parallel.dp_shard: 4 with parallel.zero = 0"));
 }
 
+TEST(Activations, AreRecomputedOrOffloadedNotBoth) {
+  RunConfig config;
+  config.data.train = "train.bin";
+  config.train.recompute = "half";
+  Findings one;
+  check(config, one);
+  EXPECT_TRUE(one.empty()) << one.text();
+  config.train.offload_activations = true;
+  Findings both;
+  check(config, both);
+  EXPECT_THAT(both.text(), HasSubstr("train.offload_activations: true with train.recompute = half"));
+}
+
 }  // namespace
 }  // namespace weft::config
