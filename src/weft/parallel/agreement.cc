@@ -68,6 +68,9 @@ Findings check_tensors(const std::vector<NamedTensor>& parameters, const std::ve
         findings.add(where, "is sparse", "data parallelism takes dense tensors");
       } else if (t.tensor.is_meta() && !rehearsal && !nn::start_values(t.tensor)) {
         findings.add(where, nn::kNoValues);
+      } else if (c10::isFloat8Type(t.tensor.scalar_type()) && t.tensor.requires_grad()) {
+        findings.add(where, fmt::format("is trainable in {}, in which gradients do not add up", c10::toString(t.tensor.scalar_type())),
+                     "keep it in bf16 or fp32 and round it in forward, or freeze it");
       } else if (!t.tensor.is_leaf()) {
         findings.add(where, "is the result of a computation", "wrap the leaf that it is computed from");
       }
