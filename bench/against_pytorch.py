@@ -2,11 +2,12 @@
 """Compares `weft train` with PyTorch's own distributed training: same model, batch, dtype and number of ranks, run in turn.
 
   bench/against_pytorch.py --weft build/release/bin/weft --peer-python PY --peer-script train_peer.py \
-      [--config tiny small gpt2s] [--layout ddp fsdp] [--ranks 2] [--rounds 3] [--dtype fp32] [--one] [--memory]
+      [--config tiny small gpt2s] [--layout ddp fsdp tp tp_sp] [--ranks 2] [--rounds 3] [--dtype fp32] [--one] [--memory]
 
 PY is a Python with torch and numpy; train_peer.py is a plain PyTorch trainer that reads {"arch", "micro_batch", ...} from a
 JSON file and prints JSON lines, the last with "final" and "tok_s_max" (tokens/s of its best step). ddp: DistributedDataParallel
-and zero = 0; fsdp: FSDP2 and zero = 3. Both sides run their ranks with one thread each. Only the ratio means anything on a
+and zero = 0; fsdp: FSDP2 and zero = 3; tp: parallelize_module with loss_parallel and layout.tp (all ranks read one batch); tp_sp:
+the same, and on Weft's side parallel.sequence_parallel. Both sides run their ranks with one thread each. Only the ratio means anything on a
 shared machine; the best step of all rounds counts.
 
   --one     also Weft on one rank, in the same rounds: how much of it each rank keeps
@@ -21,7 +22,11 @@ ARCHITECTURES = {
     "gpt2s": dict(arch=dict(layers=12, d_model=768, heads=12, kv_heads=12, d_ff=2048, vocab=50304, seq=512), micro_batch=1, steps=5),
     "minimal": dict(arch=dict(layers=1, d_model=64, heads=1, kv_heads=1, d_ff=64, vocab=256, seq=8), micro_batch=1, steps=2),
 }
-ZERO = {"ddp": 0, "fsdp": 3}
+LAYOUTS = {"ddp": {"parallel.zero": 0}, "fsdp": {"parallel.zero": 3}, "tp": {}, "tp_sp": {"parallel.sequence_parallel": "true"}}
+
+
+def is_tensor_parallel(layout):
+    return layout.startswith("tp")
 
 
 def make_tokens(path, count=400_000):
@@ -81,7 +86,8 @@ def run(command, env, watch):
 
 def peer(args, name, layout, ranks, data, folder):
     config = {**ARCHITECTURES[name], "accum": 1, "lr": 3e-4, "dtype": args.dtype, "compile": False, "threads": 1, "zero_stage": 0,
-              "layout": {"dp" if layout == "ddp" else "fsdp": ranks}, "data": str(data)}
+              "layout": {"tp" if is_tensor_parallel(layout) else "dp" if layout == "ddp" else "fsdp": ranks},
+              "loss_parallel": is_tensor_parallel(layout), "data": str(data)}
     file = folder / f"peer.{name}.json"
     file.write_text(json.dumps(config))
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
@@ -93,12 +99,14 @@ def peer(args, name, layout, ranks, data, folder):
 def weft(args, name, layout, ranks, data, folder):
     setup = ARCHITECTURES[name]
     a, run_dir = setup["arch"], folder / f"weft.{name}"
+    tp = ranks if is_tensor_parallel(layout) else 1
     values = {
+        **(LAYOUTS[layout] if ranks > 1 else {}), "layout.tp": tp,
         "model.family": "llama", "model.layers": a["layers"], "model.hidden": a["d_model"], "model.heads": a["heads"],
         "model.kv_heads": a["kv_heads"], "model.ffn": a["d_ff"], "model.vocab": a["vocab"], "model.tied_head": "no",
         "data.train": data, "data.format": "raw-u16", "data.seq": a["seq"], "data.shuffle": "false",
-        "train.steps": setup["steps"] + 1, "train.global_batch": setup["micro_batch"] * ranks, "train.dtype": args.dtype,
-        "train.threads": 1, "parallel.zero": ZERO[layout], "train.eval_every": 0, "optimizer.lr": 3e-4, "optimizer.beta2": 0.95,
+        "train.steps": setup["steps"] + 1, "train.global_batch": setup["micro_batch"] * ranks // tp, "train.dtype": args.dtype,
+        "train.threads": 1, "train.eval_every": 0, "optimizer.lr": 3e-4, "optimizer.beta2": 0.95,
         "optimizer.weight_decay": 0.1, "optimizer.clip_norm": 1.0, "schedule.name": "constant", "schedule.warmup": 0,
         "run.dir": run_dir, "run.overwrite": "true"}
     sets = [x for key, value in values.items() for x in ("--set", f"{key}={value}")]
@@ -144,7 +152,7 @@ def main():
     p.add_argument("--peer-python", required=True)
     p.add_argument("--peer-script", required=True)
     p.add_argument("--config", nargs="+", default=["tiny"], choices=sorted(ARCHITECTURES))
-    p.add_argument("--layout", nargs="+", default=["ddp"], choices=sorted(ZERO))
+    p.add_argument("--layout", nargs="+", default=["ddp"], choices=sorted(LAYOUTS))
     p.add_argument("--ranks", nargs="+", type=int, default=[2])
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])

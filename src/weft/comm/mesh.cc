@@ -62,6 +62,7 @@ void check_axes(const std::vector<Axis>& axes, int world_size) {
 struct Mesh::State {
   World world;
   std::vector<Axis> axes;
+  std::vector<std::string> places;    // hosts by rank, if they were asked for and there are several
   std::map<std::string, Comm> comms;  // by the names of the axes of size > 1, in the mesh's order, joined by "_"
 
   explicit State(const World& w) : world(w) {}
@@ -74,7 +75,7 @@ struct Mesh::State {
   int64_t coord(size_t axis, int world_rank) const { return world_rank / stride(axis) % axes[axis].size; }
   std::vector<bool> select(const std::vector<std::string_view>& names) const;
   std::vector<int> members(const std::vector<bool>& selected, int of) const;
-  void warn_of_crossing() const;
+  void warn_of_crossing();
   Comm comm(const std::vector<bool>& selected);
 };
 
@@ -107,11 +108,11 @@ std::vector<int> Mesh::State::members(const std::vector<bool>& selected, int of)
 }
 
 // Collective when an axis asks for it. Everybody knows all places then, and rank 0 speaks for all.
-void Mesh::State::warn_of_crossing() const {
+void Mesh::State::warn_of_crossing() {
   for (size_t i = 0; i < axes.size(); ++i) {
     const bool within_node = std::find(std::begin(kNodeAxes), std::end(kNodeAxes), axes[i].name) != std::end(kNodeAxes);
     if (!within_node || axes[i].size == 1) continue;
-    const std::vector<std::string> places = detail::places_of_ranks(world.comm());
+    if (places.empty()) places = detail::places_of_ranks(world.comm());
     if (places.empty() || world.rank() != 0) continue;
     std::vector<bool> selected(axes.size(), false);
     selected[i] = true;
@@ -178,6 +179,9 @@ std::string Mesh::describe() const {
     text += fmt::format("  {}: coord {}, ranks {}\n", axes[i].name, state_->coord(i, state_->world.rank()),
                         fmt::join(state_->members(one, state_->world.rank()), " "));
   }
+  std::map<std::string, std::vector<size_t>> hosts;
+  for (size_t rank = 0; rank < state_->places.size(); ++rank) hosts[state_->places[rank]].push_back(rank);
+  for (const auto& [host, ranks] : hosts) text += fmt::format("  host {}: ranks {}\n", host, fmt::join(ranks, " "));
   return text;
 }
 

@@ -32,7 +32,8 @@ class Mesh {
   int64_t size(std::string_view axis) const;
   int64_t coord(std::string_view axis) const;  ///< this rank's position on the axis
   const std::vector<Axis>& axes() const;
-  /// "pp=2 x dp=4 x tp=2 (16 ranks)" and, per axis, the world ranks of this rank's group.
+  /// "pp=2 x dp=4 x tp=2 (16 ranks)" and, per axis, the world ranks of this rank's group; the ranks of each host, where a tp axis
+  /// made that worth knowing and there are several.
   std::string describe() const;
 
  private:

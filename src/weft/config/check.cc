@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "weft/core/units.h"
+#include "weft/layout/part.h"
 #include "weft/model/presets.h"
 
 namespace weft::config {
@@ -98,6 +99,7 @@ void check_sizes(const RunConfig& config, const model::ModelSpec& spec, int64_t 
     findings.add("data.seq", fmt::format("{} tokens exceed the model's context of {}", config.data.seq, spec.context),
                  "set model.context");
   }
+  if (attention.heads % attention.kv_heads == 0) layout::check_tp_ranks(spec, config.layout.tp, "layout.tp", findings);
   const double parameters = approximate_parameters(spec);
   if (parameters > kMostParameters) {
     findings.add("model", fmt::format("about {:.1e} parameters; the largest model that is handled has {:.0e}", parameters, kMostParameters),
@@ -220,7 +222,20 @@ void check(const RunConfig& config, Findings& findings) {
     findings.add("train.offload_activations", "true with train.recompute = " + config.train.recompute + ", which leaves nothing to offload",
                  "leave out one of the two");
   }
+  if (config.parallel.sequence_parallel && config.layout.tp == 1) {
+    findings.add("parallel.sequence_parallel", "true with layout.tp = 1: there is no rank to share the sequence with", "set layout.tp, or leave it out");
+  }
+  if (config.parallel.sequence_parallel && config.data.seq % config.layout.tp != 0) {
+    const int64_t above = (config.data.seq / config.layout.tp + 1) * config.layout.tp;
+    findings.add("data.seq", fmt::format("{} tokens do not divide into layout.tp = {} parts, as parallel.sequence_parallel cuts them", config.data.seq,
+                                         config.layout.tp), fmt::format("nearest: {} and {}", above - config.layout.tp, above));
+  }
   check_optimizer(config, findings);
+  const std::string& optimizer = config.optimizer.name;
+  if (config.layout.tp > 1 && (optimizer == "muon" || optimizer == "adafactor" || optimizer == "adam8bit")) {
+    findings.add("optimizer.name", fmt::format("{} with layout.tp = {}: it looks at whole matrices or blocks, of which each rank has a part", optimizer,
+                                               config.layout.tp), "use adamw, sgd or lion");
+  }
   check_offload(config, findings);
   constexpr double kLeastClipNorm = 1e-6;  // below it nothing is left of a gradient in fp32
   if (config.optimizer.clip_norm > 0 && config.optimizer.clip_norm < kLeastClipNorm) {
@@ -263,10 +278,17 @@ int64_t warmup_steps(const RunConfig& config) {
 
 Accumulation accumulation(const RunConfig& config, int64_t ranks, Findings& findings) {
   Accumulation result;
-  result.dp = pick(config.layout.dp, ranks);
-  if (result.dp != ranks) {
-    findings.add("layout.dp", fmt::format("{} data-parallel ranks, but the program runs on {}", result.dp, ranks),
-                 fmt::format("start it with `weft run -n {0} -- weft train ...`, or leave layout.dp out", result.dp));
+  const int64_t tp = config.layout.tp;
+  if (ranks % tp != 0) {
+    findings.add("layout.tp", fmt::format("{} ranks do not divide into groups of {}", ranks, tp),
+                 fmt::format("legal values: {}", fmt::join(divisors(ranks), ", ")));
+    return result;
+  }
+  result.dp = pick(config.layout.dp, ranks / tp);
+  if (result.dp * tp != ranks) {
+    findings.add("layout.dp", fmt::format("{} data-parallel{} ranks, but the program runs on {}", result.dp,
+                                          tp > 1 ? fmt::format(" x {} tensor-parallel", tp) : "", ranks),
+                 fmt::format("start it with `weft run -n {0} -- weft train ...`, or leave layout.dp out", result.dp * tp));
     return result;
   }
   check_groups(config.parallel, result.dp, findings);

@@ -97,7 +97,8 @@ std::vector<Field> make_fields() {
     {"schedule.decay", "wsd: steps over which the learning rate falls at the end; -1 = a tenth of train.steps", at_least(-1), [](C& c) { return &c.schedule.decay; }},
     {"schedule.final_ratio", "learning rate at the last step as a share of the peak", between(0, 1), [](C& c) { return &c.schedule.final_ratio; }},
 
-    {"layout.dp", "data-parallel ranks; 0 = all ranks", between(0, kMostSteps), [](C& c) { return &c.layout.dp; }},
+    {"layout.dp", "data-parallel ranks; 0 = all ranks / tp", between(0, kMostSteps), [](C& c) { return &c.layout.dp; }},
+    {"layout.tp", "tensor-parallel ranks: neighbours that share every layer out, heads, inner MLP columns and vocabulary, and read the same samples (docs/tensor.md)", between(1, kMostThreads), [](C& c) { return &c.layout.tp; }},
     {"layout.backend", "what carries communication: auto, local (shared memory of one machine) or gloo (TCP)", one_of({"auto", "local", "gloo"}), [](C& c) { return &c.layout.backend; }},
     {"layout.bucket_mb", "MiB of gradients that are reduced together during backward", above(0, kMostBucketMb), [](C& c) { return &c.layout.bucket_mb; }},
     {"layout.last_bucket_mb", "the same for the bucket that is ready last, which nothing hides", above(0, kMostBucketMb), [](C& c) { return &c.layout.last_bucket_mb; }},
@@ -108,6 +109,7 @@ std::vector<Field> make_fields() {
     {"parallel.reshard_after_forward", "zero = 3: release a block's parameters after its forward and gather them again in backward; false = keep them until their gradients have landed", any(), [](C& c) { return &c.parallel.reshard_after_forward; }},
     {"parallel.reshard_group", "zero = 3: neighbouring ranks that hold one copy of a block between them from its forward to its backward, which gathers among them (FSDP2's integer reshard_after_forward); divides the ranks that share parameters out; 0 = none", between(0, kMostSteps), [](C& c) { return &c.parallel.reshard_group; }},
     {"parallel.prefetch", "zero = 3: blocks gathered ahead of the one that runs", between(0, 8), [](C& c) { return &c.parallel.prefetch; }},
+    {"parallel.sequence_parallel", "layout.tp > 1: between the layers each tensor-parallel rank holds its part of the sequence, so that norms, dropout and their memory are shared out too; data.seq divides by layout.tp", any(), [](C& c) { return &c.parallel.sequence_parallel; }},
 
     {"offload.optimizer", "where the optimizer's state and masters are between the steps: none = with the weights; cpu = in host memory, where the step is made, too (on a CPU the same place); nvme = in a file per rank in offload.dir, streamed through buffers around the update. Same losses", one_of({"none", "cpu", "nvme"}), [](C& c) { return &c.offload.optimizer; }},
     {"offload.dir", "nvme: folder on a local disk. The files have no names; they are gone with the process, however it ends", any(), [](C& c) { return &c.offload.dir; }},

@@ -67,6 +67,7 @@ struct ScheduleConfig {
 
 struct LayoutConfig {
   int64_t dp = 0;
+  int64_t tp = 1;
   std::string backend = "auto";
   double bucket_mb = 25, last_bucket_mb = 1;
   int64_t timeout_s = 600;
@@ -78,6 +79,7 @@ struct ParallelConfig {
   bool reshard_after_forward = true;
   int64_t reshard_group = 0;
   int64_t prefetch = 1;
+  bool sequence_parallel = false;
 };
 
 struct OffloadConfig {

@@ -13,13 +13,14 @@ BlockImpl::BlockImpl(const model::ModelSpec& spec, int64_t layer, const Transfor
   const model::BlockSpec& block = spec.blocks[static_cast<size_t>(layer)];
   const auto norm = [&](const char* name) {
     return register_module(
-        name, nn::Norm(spec.hidden, spec.norm, spec.norm_bias, spec.norm_eps, options.kernels, options.parameter()));
+        name, nn::Norm(spec.hidden, spec.norm, spec.norm_bias, spec.norm_eps, options.kernels, options.parameter(),
+                       options.tp.sequence_comm()));
   };
   norm1 = norm("norm1");
-  attn = register_module("attn", nn::Attention(spec, block.attention, options.kernels, options.parameter()));
+  attn = register_module("attn", nn::Attention(spec, block.attention, options.kernels, options.parameter(), options.tp));
   if (block.norms == 4) norm1_after = norm("norm1_after");
   if (block.norms >= 2) norm2 = norm("norm2");
-  ffn = register_module("ffn", nn::Mlp(spec.hidden, block.mlp, options.kernels, options.parameter()));
+  ffn = register_module("ffn", nn::Mlp(spec.hidden, block.mlp, options.kernels, options.parameter(), options.tp));
   if (block.norms == 4) norm2_after = norm("norm2_after");
 }
 

@@ -21,6 +21,8 @@ struct TransformerOptions {
   nn::Kernels kernels = nn::Kernels::fused;
   /// Parameters get no memory before DataParallel or weft::materialise makes their values, or a rank's part of them.
   bool deferred = false;
+  /// The ranks that share out heads, inner MLP columns and vocabulary; every rank allocates its part alone (docs/tensor.md).
+  nn::TensorAxis tp;
 
   at::TensorOptions tensor() const { return at::TensorOptions(dtype).device(device); }
   at::TensorOptions parameter() const { return deferred ? tensor().device(at::kMeta) : tensor(); }
@@ -29,7 +31,7 @@ struct TransformerOptions {
 /// What all blocks of a forward pass share besides the hidden states. Cheap to copy; holds nothing that needs gradients.
 struct BlockInputs {
   nn::RopeTable rope;                          ///< rows of these positions; undefined without rotation
-  nn::TokenPlace place;
+  nn::TokenPlace place;                         ///< of the hidden states, which are a part of the tokens with sequence parallelism
   std::vector<nn::KeyValues>* cache = nullptr;  ///< one per layer, in generation only
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "weft/core/error.h"
+#include "weft/layout/part.h"
 
 namespace weft::models {
 namespace {
@@ -51,6 +52,7 @@ void check_buildable(const model::ModelSpec& spec, const TransformerOptions& opt
     if (spec.blocks[i].attention.head_dim != spec.blocks[0].attention.head_dim)
       findings.add(fmt::format("layers.{}.attention.head_dim", i), "differs from layer 0's; layers share one head size");
   }
+  if (findings.empty()) layout::check_tp_ranks(spec, options.tp.size(), "tp", findings);
   findings.throw_if_any(fmt::format("model \"{}\"", spec.name));
 }
 

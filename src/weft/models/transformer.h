@@ -9,6 +9,7 @@
 #include "weft/models/block.h"
 #include "weft/nn/functional.h"
 #include "weft/nn/unit.h"
+#include "weft/nn/vocab_parallel.h"
 
 namespace weft::models {
 
@@ -24,18 +25,19 @@ class TransformerImpl : public torch::nn::Module {
  public:
   explicit TransformerImpl(model::ModelSpec spec, TransformerOptions options = {});
 
-  /// tokens [B, T] int64 -> hidden states after the final norm [B, T, D].
+  /// tokens [B, T] int64 -> hidden states after the final norm [B, T, D], of this rank's part of T with sequence parallelism.
   at::Tensor forward(const at::Tensor& tokens, const nn::TokenPlace& place = {});
-  /// [B, T] -> [B, T, V], in the model's dtype.
+  /// [B, T] -> [B, T, V], in the model's dtype. ConfigError with several tensor-parallel ranks, each of which has some columns.
   at::Tensor logits(const at::Tensor& tokens);
-  /// Sum of the cross-entropy of all positions (targets [B, T] int64), and how many count. Divide by one global count.
+  /// Sum of the cross-entropy of all positions (targets [B, T] int64), and how many count. Divide by one global count. Tensor-parallel
+  /// ranks pass the same tokens and get the same result.
   nn::LossSum loss_sum(const at::Tensor& tokens, const at::Tensor& targets, int64_t ignore_index = kIgnoreIndex,
                        const nn::TokenPlace& place = {});
 
   /// The parts of forward, for those who run them apart. positions are place.first_position + 0 .. T-1.
   at::Tensor embed(const at::Tensor& tokens, const nn::TokenPlace& place);
   BlockInputs block_inputs(int64_t tokens, const nn::TokenPlace& place);
-  /// fn(weight): the head's weight [V, D], or the embedding's when tied.
+  /// fn(weight): the head's weight [V, D], or the embedding's when tied; this rank's rows of it.
   template <class F>
   auto with_head_weight(F&& fn) {
     return spec_.tied_head ? fn(tok->weight) : head->around([&] { return fn(head->weight); });
@@ -45,7 +47,7 @@ class TransformerImpl : public torch::nn::Module {
   const TransformerOptions& options() const { return options_; }
 
   /// Units are gathered one by one under Sharding::parameters; tok is none when it is the head too.
-  Unit<nn::Embedding> tok{nullptr};
+  Unit<nn::VocabEmbedding> tok{nullptr};
   nn::Embedding pos{nullptr};
   nn::Norm tok_norm{nullptr}, norm{nullptr};
   std::vector<Unit<Block>> layers;
@@ -53,9 +55,12 @@ class TransformerImpl : public torch::nn::Module {
 
  private:
   void initialise();
+  /// `place` of a pass of `tokens` tokens, for the ones that this rank holds between the layers.
+  nn::TokenPlace local_place(int64_t tokens, nn::TokenPlace place) const;
 
   model::ModelSpec spec_;
   TransformerOptions options_;
+  nn::VocabPart vocab_;
   nn::Dropout embedding_dropout_;
   nn::RopeTable rope_;  ///< grows to the longest sequence seen
 };

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "weft/autograd/recompute.h"
+#include "weft/layout/part.h"
 #include "weft/nn/meta_shapes.h"
 
 namespace weft::nn {
@@ -57,19 +58,22 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 }
 
 AttentionImpl::AttentionImpl(const model::ModelSpec& spec, const model::AttentionSpec& attention, Kernels kernels,
-                             const at::TensorOptions& options)
-    : spec_(attention), kernels_(kernels) {
-  const int64_t q = attention.heads * attention.head_dim, kv = attention.kv_heads * attention.head_dim;
+                             const at::TensorOptions& options, const TensorAxis& tp)
+    : spec_(attention), kernels_(kernels), tp_(tp) {
+  const layout::HeadPart part = layout::head_part(attention, tp.size(), tp.rank());
+  const int64_t q = part.queries.size * attention.head_dim, kv = part.keys.size * attention.head_dim;
   wq = register_module("wq", Linear(spec.hidden, q, attention.qkv_bias, options));
-  wk = register_module("wk", Linear(spec.hidden, kv, attention.qkv_bias, options));
-  wv = register_module("wv", Linear(spec.hidden, kv, attention.qkv_bias, options));
-  wo = register_module("wo", Linear(q, spec.hidden, attention.out_bias, options));
+  wk = register_module("wk", Linear(spec.hidden, kv, attention.qkv_bias, options, tp.copies(part.copies)));
+  wv = register_module("wv", Linear(spec.hidden, kv, attention.qkv_bias, options, tp.copies(part.copies)));
+  wo = register_module("wo", RowLinear(q, spec.hidden, attention.out_bias, options, tp));
   if (!attention.qk_norm) return;
-  q_norm = register_module("q_norm", Norm(attention.head_dim, spec.norm, false, spec.norm_eps, kernels, options));
-  k_norm = register_module("k_norm", Norm(attention.head_dim, spec.norm, false, spec.norm_eps, kernels, options));
+  // One weight for the heads of all ranks.
+  q_norm = register_module("q_norm", Norm(attention.head_dim, spec.norm, false, spec.norm_eps, kernels, options, tp.comm()));
+  k_norm = register_module("k_norm", Norm(attention.head_dim, spec.norm, false, spec.norm_eps, kernels, options, tp.comm()));
 }
 
-at::Tensor AttentionImpl::forward(const at::Tensor& x, const RopeTable& rope_rows, KeyValues* cache) {
+at::Tensor AttentionImpl::forward(const at::Tensor& input, const RopeTable& rope_rows, KeyValues* cache) {
+  const at::Tensor x = tp_.enter(input);
   const int64_t rows = x.size(0), tokens = x.size(1);
   const auto heads = [&](const at::Tensor& y) { return y.view({rows, tokens, -1, spec_.head_dim}); };
   at::Tensor q = heads(wq(x)), k = heads(wk(x)), v = heads(wv(x));

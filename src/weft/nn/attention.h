@@ -26,17 +26,20 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 class AttentionImpl : public torch::nn::Module {
  public:
   AttentionImpl(const model::ModelSpec& spec, const model::AttentionSpec& attention, Kernels kernels,
-                const at::TensorOptions& options);
-  /// x [B, T, D] -> [B, T, D]. rope: rows of the T positions, undefined tensors for models without rotation.
+                const at::TensorOptions& options, const TensorAxis& tp = {});
+  /// x [B, T, D] -> [B, T, D]; of this rank's part of T with sequence parallelism, which attention gathers. rope: rows of the T positions, undefined tensors for models without rotation.
   /// cache: appended to and attended to, if given.
   at::Tensor forward(const at::Tensor& x, const RopeTable& rope_rows, KeyValues* cache = nullptr);
 
-  Linear wq{nullptr}, wk{nullptr}, wv{nullptr}, wo{nullptr};
+  /// Of this rank's heads (layout/part.h).
+  Linear wq{nullptr}, wk{nullptr}, wv{nullptr};
+  RowLinear wo{nullptr};
   Norm q_norm{nullptr}, k_norm{nullptr};
 
  private:
   model::AttentionSpec spec_;
   Kernels kernels_;
+  TensorAxis tp_;
 };
 TORCH_MODULE(Attention);
 

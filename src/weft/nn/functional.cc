@@ -45,11 +45,14 @@ void check_targets(const at::Tensor& targets, int64_t ignore_index, int64_t voca
 
 }  // namespace
 
+int64_t count_targets(const at::Tensor& targets, int64_t ignore_index, int64_t vocab) {
+  check_targets(targets.contiguous(), ignore_index, vocab);
+  return targets.is_meta() ? targets.numel() : at::sum(targets != ignore_index).item<int64_t>();
+}
+
 LossSum linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                              int64_t ignore_index, double softcap, Kernels kernels) {
-  check_targets(targets.contiguous(), ignore_index, weight.size(0));
-  // Meta targets have no values: all count.
-  const int64_t valid = targets.is_meta() ? targets.numel() : at::sum(targets != ignore_index).item<int64_t>();
+  const int64_t valid = count_targets(targets, ignore_index, weight.size(0));
   if (kernels == Kernels::fused && softcap == 0 && fused::serves({hidden, weight}))
     return {fused::linear_cross_entropy(hidden, weight, targets, ignore_index), valid};
   at::Tensor logits = at::linear(hidden, weight);

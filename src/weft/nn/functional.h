@@ -35,6 +35,9 @@ inline void collect_tensors(const LossSum& loss, std::vector<at::Tensor>& out) {
 LossSum linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                              int64_t ignore_index, double softcap, Kernels kernels);
 
+/// How many targets are not ignore_index. ConfigError for one that is no id of `vocab` tokens. Meta targets have no values: all count.
+int64_t count_targets(const at::Tensor& targets, int64_t ignore_index, int64_t vocab);
+
 /// cap * tanh(logits / cap); logits unchanged for cap 0.
 at::Tensor soft_cap(const at::Tensor& logits, double cap);
 

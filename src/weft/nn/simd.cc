@@ -182,6 +182,62 @@ double CrossEntropyRow(T* logits, int64_t n, int64_t target, bool gradient, Comp
   return std::log(static_cast<double>(sum)) + (static_cast<double>(largest) - static_cast<double>(at_target[0]));
 }
 
+template <class T>
+RowShare SoftmaxBegin(T* logits, int64_t n, int64_t target, bool gradient) {
+  using C = Computed<T>;
+  const hn::ScalableTag<C> d;
+  const size_t size = static_cast<size_t>(n), lanes = hn::Lanes(d), whole = size - size % lanes;
+  auto highest = hn::Set(d, static_cast<C>(-INFINITY));
+  for (size_t i = 0; i < whole; i += lanes) highest = hn::Max(highest, load_full(d, logits + i));
+  C largest = hn::GetLane(hn::MaxOfLanes(d, highest));
+  HWY_ALIGN C rest[HWY_MAX_BYTES / sizeof(C)];
+  if (whole < size) {
+    hn::Store(load(d, logits + whole, size - whole), d, rest);
+    for (size_t i = whole; i < size; ++i) largest = std::max(largest, rest[i - whole]);
+  }
+  HWY_ALIGN C at_target[HWY_MAX_BYTES / sizeof(C)] = {};
+  if (target >= 0) hn::Store(load(d, logits + target, 1), d, at_target);
+  constexpr bool keeps = std::is_same_v<T, C>;  // 16-bit elements are too coarse to hold exponentials
+  const auto offset = hn::Set(d, largest);
+  auto total = hn::Zero(d);
+  for (size_t i = 0; i < whole; i += lanes) {
+    const auto e = hn::Exp(d, hn::Sub(load_full(d, logits + i), offset));
+    total = hn::Add(total, e);
+    if constexpr (keeps) {
+      if (gradient) hn::StoreU(e, d, logits + i);
+    }
+  }
+  C sum = sum_lanes(d, total);
+  if (whole < size) {
+    const auto e = hn::Exp(d, hn::Sub(load(d, logits + whole, size - whole), offset));
+    hn::Store(e, d, rest);
+    for (size_t i = whole; i < size; ++i) sum += rest[i - whole];
+    if constexpr (keeps) {
+      if (gradient) store(d, e, logits + whole, size - whole);
+    }
+  }
+  return {static_cast<double>(largest), static_cast<double>(sum), static_cast<double>(at_target[0])};
+}
+
+template <class T>
+void SoftmaxEnd(T* row, int64_t n, double largest, double log_total, int64_t target) {
+  using C = Computed<T>;
+  const hn::ScalableTag<C> d;
+  const size_t size = static_cast<size_t>(n), lanes = hn::Lanes(d);
+  if constexpr (std::is_same_v<T, C>) {
+    const auto factor = hn::Set(d, static_cast<C>(std::exp(largest - log_total)));
+    for (size_t i = 0; i < size; i += lanes) store(d, hn::Mul(load(d, row + i, size - i), factor), row + i, size - i);
+    if (target >= 0) row[target] -= C{1};
+  } else {
+    HWY_ALIGN C one[HWY_MAX_BYTES / sizeof(C)] = {};
+    if (target >= 0) hn::Store(load(d, row + target, 1), d, one);
+    const double less_one = std::exp(static_cast<double>(one[0]) - log_total) - 1.0;  // from the rounded softmax it would round twice
+    const auto offset = hn::Set(d, static_cast<C>(log_total));
+    for (size_t i = 0; i < size; i += lanes) store(d, hn::Exp(d, hn::Sub(load(d, row + i, size - i), offset)), row + i, size - i);
+    if (target >= 0) store(d, hn::Set(d, static_cast<C>(less_one)), row + target, 1);
+  }
+}
+
 // One name per type, which HWY_EXPORT needs.
 #define WEFT_NN_INSTANCES(T, S)                                                                                              \
   void RmsNormForward##S(const T* x, const T* w, double eps, T* y, Computed<T>* r, int64_t rows, int64_t n) {                 \
@@ -201,6 +257,12 @@ double CrossEntropyRow(T* logits, int64_t n, int64_t target, bool gradient, Comp
   }                                                                                                                          \
   double CrossEntropyRow##S(T* logits, int64_t n, int64_t target, bool gradient, Computed<T>* scratch) {                      \
     return CrossEntropyRow<T>(logits, n, target, gradient, scratch);                                                         \
+  }                                                                                                                          \
+  RowShare SoftmaxBegin##S(T* logits, int64_t n, int64_t target, bool gradient) {                                            \
+    return SoftmaxBegin<T>(logits, n, target, gradient);                                                                     \
+  }                                                                                                                          \
+  void SoftmaxEnd##S(T* row, int64_t n, double largest, double log_total, int64_t target) {                                  \
+    SoftmaxEnd<T>(row, n, largest, log_total, target);                                                                       \
   }
 WEFT_NN_INSTANCES(float, F32)
 WEFT_NN_INSTANCES(double, F64)
@@ -220,6 +282,8 @@ namespace weft::nn::simd {
   HWY_EXPORT(SwigluBackward##S);                                                                                             \
   HWY_EXPORT(RopeToken##S);                                                                                                  \
   HWY_EXPORT(CrossEntropyRow##S);                                                                                            \
+  HWY_EXPORT(SoftmaxBegin##S);                                                                                               \
+  HWY_EXPORT(SoftmaxEnd##S);                                                                                                 \
   template <>                                                                                                                \
   void rms_norm_forward<T>(const T* x, const T* w, double eps, T* y, Computed<T>* r, int64_t rows, int64_t n) {               \
     HWY_DYNAMIC_DISPATCH(RmsNormForward##S)(x, w, eps, y, r, rows, n);                                                       \
@@ -245,6 +309,14 @@ namespace weft::nn::simd {
   template <>                                                                                                                \
   double cross_entropy_row<T>(T* logits, int64_t n, int64_t target, bool gradient, Computed<T>* scratch) {                    \
     return HWY_DYNAMIC_DISPATCH(CrossEntropyRow##S)(logits, n, target, gradient, scratch);                                   \
+  }                                                                                                                          \
+  template <>                                                                                                                \
+  RowShare softmax_begin<T>(T* logits, int64_t n, int64_t target, bool gradient) {                                           \
+    return HWY_DYNAMIC_DISPATCH(SoftmaxBegin##S)(logits, n, target, gradient);                                               \
+  }                                                                                                                          \
+  template <>                                                                                                                \
+  void softmax_end<T>(T* row, int64_t n, double largest, double log_total, int64_t target) {                                 \
+    HWY_DYNAMIC_DISPATCH(SoftmaxEnd##S)(row, n, largest, log_total, target);                                                 \
   }
 WEFT_NN_EXPORT(float, F32)
 WEFT_NN_EXPORT(double, F64)

@@ -37,4 +37,16 @@ void rope_token(const T* x, const Computed<T>* cos, const Computed<T>* sin, T* y
 template <class T>
 double cross_entropy_row(T* logits, int64_t n, int64_t target, bool gradient, Computed<T>* scratch);
 
+/// The two halves of that for a row whose classes are shared out over ranks, n >= 1 of them here; target is negative when another
+/// rank has it. Begin: the largest logit, the sum of exp(logit - largest) and the target's logit, or 0; with `gradient` a row of
+/// fp64 or fp32 then holds these exponentials. End: such a row (a 16-bit row: logits still) becomes softmax - onehot, where
+/// log_total is the logarithm of the sum of exp(logit) over all ranks' classes.
+struct RowShare {
+  double largest, sum, at_target;
+};
+template <class T>
+RowShare softmax_begin(T* logits, int64_t n, int64_t target, bool gradient);
+template <class T>
+void softmax_end(T* row, int64_t n, double largest, double log_total, int64_t target);
+
 }  // namespace weft::nn::simd

@@ -8,6 +8,7 @@
 
 #include "weft/core/error.h"
 #include "weft/memory/account.h"
+#include "weft/optim/tensor_parts.h"
 #include "weft/parallel/shard_owner.h"
 
 namespace weft::optim {
@@ -190,6 +191,7 @@ Adafactor::Adafactor(const std::vector<OptimizerParamGroup>& groups, AdafactorOp
     : Optimizer(groups, std::make_unique<AdafactorOptions>(defaults)) {
   keep_options(param_groups_, groups);
   for (const auto& group : param_groups_) check(static_cast<const AdafactorOptions&>(group.options()));
+  refuse_tensor_parts(param_groups_, "Adafactor", "keeps means over whole rows and columns");
 }
 
 Adafactor::Member Adafactor::open(const at::Tensor& parameter, const AdafactorOptions& options) {

@@ -4,6 +4,7 @@
 
 #include "weft/core/error.h"
 #include "weft/optim/optim.h"
+#include "weft/optim/tensor_parts.h"
 #include "weft/parallel/shard_owner.h"
 
 namespace weft::optim {
@@ -27,6 +28,7 @@ void check_cuts(const ShardInfo& shard) {
 
 Adam8bit::Adam8bit(const std::vector<OptimizerParamGroup>& groups, AdamWOptions defaults)
     : ElementwiseOptimizer(groups, std::make_unique<AdamWOptions>(defaults)) {
+  refuse_tensor_parts(param_groups_, "Adam8bit", "has a scale per block of neighbouring elements");
   for (const auto& group : param_groups_) {
     if (static_cast<const AdamWOptions&>(group.options()).amsgrad()) {
       throw ConfigError("amsgrad is on, which weft::optim::Adam8bit does not keep. Use torch::optim::AdamW");

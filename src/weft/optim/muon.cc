@@ -10,6 +10,7 @@
 #include "weft/core/pattern.h"
 #include "weft/memory/account.h"
 #include "weft/optim/kernels.h"
+#include "weft/optim/tensor_parts.h"
 #include "weft/parallel/shard_owner.h"
 
 namespace weft::optim {
@@ -95,6 +96,7 @@ void MuonOptions::serialize(torch::serialize::InputArchive& archive) {
 Muon::Muon(const std::vector<OptimizerParamGroup>& groups, MuonOptions defaults, Comm replicas)
     : Optimizer(groups, std::make_unique<MuonOptions>(defaults)), replicas_(std::move(replicas)) {
   keep_options(param_groups_, groups);
+  refuse_tensor_parts(param_groups_, "Muon", "orthogonalises whole matrices");
   for (const auto& group : param_groups_) {
     const auto& options = static_cast<const MuonOptions&>(group.options());
     check(options);

@@ -22,20 +22,22 @@ std::optional<at::ScalarType> result_dtype(const at::Tensor& grad) {
 
 }  // namespace
 
-double gradient_norm(const std::vector<NamedTensor>& tensors, double norm_type, const Comm& split) {
+double gradient_norm(const std::vector<NamedTensor>& tensors, const std::vector<bool>& counted, double norm_type,
+                     const std::vector<Comm>& splits) {
   if (!(norm_type > 0)) throw ConfigError("norm type is " + std::to_string(norm_type) + "; it must be above 0, or infinity");
   const at::NoGradGuard no_grad;
   const bool infinite = std::isinf(norm_type);
   double total = 0;
   bool nan = false;
-  for (const NamedTensor& t : tensors) {
-    const at::Tensor& grad = t.tensor.grad();
-    if (!grad.defined() || grad.numel() == 0) continue;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& grad = tensors[i].tensor.grad();
+    if (!counted[i] || !grad.defined() || grad.numel() == 0) continue;
     const double norm = number_of(at::linalg_vector_norm(grad, norm_type, std::nullopt, /*keepdim=*/false, result_dtype(grad)));
     nan = nan || std::isnan(norm);
     total = infinite ? std::max(total, norm) : total + std::pow(norm, norm_type);
   }
-  if (split.size() > 1) {
+  for (const Comm& split : splits) {
+    if (split.size() == 1) continue;
     // A maximum does not carry NaN on every back end, and all ranks must return the same number.
     const at::Tensor sums = at::tensor({infinite ? 0.0 : total, nan ? 1.0 : 0.0}, at::kDouble);
     split.all_reduce(sums, ReduceOp::sum).wait();

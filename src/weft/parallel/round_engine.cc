@@ -30,6 +30,7 @@ RoundEngine::RoundEngine(Comm comm, DataParallelOptions options, std::vector<Nam
 
 void RoundEngine::set_parameters(std::vector<NamedTensor> all) {
   for (NamedTensor& p : all) (p.tensor.requires_grad() ? parameters_ : frozen_).push_back(std::move(p));
+  tensor_ = tensor_ranks_of(parameters_);
 }
 
 void RoundEngine::visit_full(const std::function<void(const at::Tensor&)>& visit) {
@@ -151,7 +152,8 @@ void RoundEngine::finish() {
     }
   }
   if (fault) launch_rest_failed();
-  if (close(static_cast<bool>(fault))) {
+  const bool good = close(static_cast<bool>(fault));
+  if (agree_on_step(good, fault, tensor_.comm)) {
     present();
     return synchronise_buffers(buffers_, options_.buffers, comm_);
   }
@@ -177,7 +179,7 @@ void RoundEngine::join_without_batch() {
 
 double RoundEngine::grad_norm(double norm_type) {
   finish();
-  const double norm = gradient_norm(shards(), norm_type, norm_comm());
+  const double norm = gradient_norm(shards(), tensor_.counted, norm_type, {norm_comm(), tensor_.comm});
   check_norm(norm);
   return norm;
 }

@@ -8,6 +8,7 @@
 
 #include "weft/parallel/agreement.h"
 #include "weft/parallel/engine.h"
+#include "weft/parallel/tensor_ranks.h"
 
 namespace weft::parallel {
 
@@ -95,6 +96,7 @@ class RoundEngine : public Engine, public std::enable_shared_from_this<RoundEngi
   void notice_backward_that_is_gone();
   StepFault take_fault();
 
+  TensorRanks tensor_;        // of parameters_
   bool sync_ = true;
   bool open_ = false;
   bool failed_ = false;       // a backward threw: this rank votes against the round that is open

@@ -10,6 +10,7 @@
 
 #include "weft/autograd/saved_tensors.h"
 #include "weft/core/error.h"
+#include "weft/nn/placement.h"
 #include "weft/nn/start_values.h"
 #include "weft/parallel/buffers.h"
 #include "weft/parallel/data_axes.h"
@@ -236,6 +237,7 @@ void ShardedEngine::build(ShardingPlan& plan) {
     if (!p.tensor.requires_grad()) continue;
     const Part& part = part_of.at(p.tensor.unsafeGetTensorImpl());
     shards_.push_back({p.name, part.shard});
+    if (const auto placement = nn::placement_of(p.tensor)) nn::set_placement(part.shard, *placement);
     infos_.push_back(part.info);
   }
   set_parameters(std::move(plan.all));

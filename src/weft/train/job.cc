@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "weft/comm/mesh.h"
 #include "weft/core/error.h"
+#include "weft/layout/part.h"
 #include "weft/train/optimizer.h"
 
 namespace weft::train {
@@ -94,6 +96,15 @@ Job make_job(const config::RunConfig& config, int64_t ranks) {
   return job;
 }
 
+Axes make_axes(const Job& job, const World& world) {
+  if (job.config.layout.tp == 1) return {.world = world.comm(), .dp = world.comm(), .tp = {}, .text = {}};
+  const Mesh mesh(world, {{"dp", job.config.layout.dp}, {"tp", job.config.layout.tp}});
+  return {.world = world.comm(),
+          .dp = mesh["dp"],
+          .tp = nn::TensorAxis(mesh["tp"], job.config.parallel.sequence_parallel),
+          .text = mesh.describe()};
+}
+
 data::TrainBatches train_batches(const Job& job, const Comm& comm) {
   const data::Sampler sampler(job.train.size(), static_cast<uint64_t>(job.config.train.seed), job.config.data.shuffle);
   return {job.train, sampler, job.config.train.global_batch, job.accumulation.micro_batch, comm.rank(), comm.size()};
@@ -120,6 +131,24 @@ int rank_threads(const Job& job, int64_t cores, int64_t local_ranks) {
 
 namespace {
 
+/// Of the part that the first of the tensor-parallel ranks holds.
+std::vector<int64_t> local_shape(const model::Param& param, const Job& job) {
+  const layout::ParamPart part = layout::param_part(param, job.spec, job.config.layout.tp, 0);
+  std::vector<int64_t> shape = param.shape;
+  if (part.dim >= 0) shape[static_cast<size_t>(part.dim)] = part.part.size;
+  return shape;
+}
+
+int64_t local_parameters(const Job& job) {
+  int64_t total = 0;
+  for (const model::Param& param : model::parameter_table(job.spec)) {
+    int64_t numel = 1;
+    for (const int64_t size : local_shape(param, job)) numel *= size;
+    total += numel;
+  }
+  return total;
+}
+
 /// Stored on one rank: weights, gradients, the optimizer's moments, averaged weights; of 16-bit weights also fp32 masters.
 /// parallel.zero shares them out over the ranks of a replica, from the last to the first; but for the rows and columns of adafactor.
 /// Of optimizer state in files, the buffers.
@@ -130,11 +159,11 @@ int64_t state_bytes(const Job& job) {
   const auto& parallel = job.config.parallel;
   const int64_t shards = parallel.dp_shard > 0 ? parallel.dp_shard : job.accumulation.dp;
   const auto share = [&](int64_t zero, double bytes) { return bytes / static_cast<double>(parallel.zero >= zero ? shards : 1); };
-  const auto parameters = static_cast<double>(model::parameter_count(job.spec));
+  const auto parameters = static_cast<double>(local_parameters(job));
   double moments = 0, whole = 0;
   for (const model::Param& p : model::parameter_table(job.spec)) {
     const bool factors = job.config.optimizer.name == "adafactor" && p.shape.size() >= 2;
-    (factors ? whole : moments) += moment_bytes(job.config.optimizer, p.name, p.shape, static_cast<double>(wide));
+    (factors ? whole : moments) += moment_bytes(job.config.optimizer, p.name, local_shape(p, job), static_cast<double>(wide));
   }
   const auto masters = static_cast<double>(weight < wide ? wide : 0);
   const double averages = share(1, job.config.train.ema > 0 ? parameters * static_cast<double>(wide) : 0);
@@ -163,7 +192,8 @@ std::string describe_json(const Job& job) {
                                 {"train_samples", job.train.size()},
                                 {"val_samples", job.val ? job.val->size() : 0},
                                 {"tokens_per_step", job.tokens_per_step()},
-                                {"ranks", a.dp},
+                                {"ranks", a.dp * c.layout.tp},
+                                {"tensor_parallel_ranks", c.layout.tp},
                                 {"samples_per_rank", a.per_rank},
                                 {"micro_batch", a.micro_batch},
                                 {"accumulation_steps", a.steps},
@@ -186,6 +216,9 @@ std::string describe(const Job& job) {
                                      static_cast<double>(state_bytes(job)) / (1 << 20), c.train.dtype));
   line("data", fmt::format("{} tokens, {} samples of {}{}", job.train.file().count(), job.train.size(), c.data.seq,
                            job.val ? fmt::format("; validation {} samples", job.val->size()) : "; no validation"));
+  if (c.layout.tp > 1) {
+    line("layout", fmt::format("{} data-parallel x {} tensor-parallel ranks{}", a.dp, c.layout.tp, c.parallel.sequence_parallel ? ", sequence parallel" : ""));
+  }
   line("step", fmt::format("{} tokens = {} samples = {} ranks x {} samples in {} forward passes of at most {}",
                            job.tokens_per_step(), c.train.global_batch, a.dp, a.per_rank, a.steps, a.micro_batch));
   line("run",

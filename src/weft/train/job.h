@@ -11,6 +11,7 @@
 #include "weft/config/run_config.h"
 #include "weft/data/batches.h"
 #include "weft/model/spec.h"
+#include "weft/nn/tensor_axis.h"
 
 namespace weft::train {
 
@@ -37,6 +38,14 @@ at::ScalarType gradient_type(const Job& job);
 
 /// Back end and deadline as configured, for World::init.
 WorldOptions world_options(const config::RunConfig& config);
+
+/// The ranks' axes, data parallelism outside and tensor parallelism inside. Collective.
+struct Axes {
+  Comm world, dp;
+  nn::TensorAxis tp;
+  std::string text;  ///< Mesh::describe(), empty for data parallelism alone
+};
+Axes make_axes(const Job& job, const World& world);
 
 /// This rank's part of every global batch; `comm`: the data-parallel ranks.
 data::TrainBatches train_batches(const Job& job, const Comm& comm);

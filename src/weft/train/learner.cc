@@ -10,13 +10,14 @@ namespace {
 
 using memory::Category;
 
-models::Transformer make_model(const Job& job, const Comm& comm, at::Device device) {
+models::Transformer make_model(const Job& job, const Axes& axes, at::Device device) {
   const memory::Scope scope(Category::parameters);
   models::TransformerOptions options;
   // No rank holds the whole model before it is sharded.
-  options.deferred = job.config.parallel.zero > 0 && comm.size() > 1 && !device.is_meta();
+  options.deferred = job.config.parallel.zero > 0 && axes.dp.size() > 1 && !device.is_meta();
   options.dtype = job.dtype;
   options.device = device;
+  options.tp = axes.tp;
   options.seed = static_cast<uint64_t>(job.config.train.seed);
   return models::Transformer(job.spec, options);
 }
@@ -82,15 +83,15 @@ void offload(torch::optim::Optimizer& optimizer, const config::OffloadConfig& c,
 
 }  // namespace
 
-Learner::Learner(const Job& job, const Comm& comm, at::Device device)
+Learner::Learner(const Job& job, const Axes& axes, at::Device device)
     : device_(device),
-      model_(make_model(job, comm, device)),
-      dp_(make_data_parallel(model_, comm, job)),
+      model_(make_model(job, axes, device)),
+      dp_(make_data_parallel(model_, axes.dp, job)),
       optimizer_(make_optimizer(job.config.optimizer, dp_)),
       global_batch_(job.config.train.global_batch),
       clip_norm_(job.config.optimizer.clip_norm) {
   book_own_gradients(dp_);
-  offload(*optimizer_.optimizer, job.config.offload, comm.rank());
+  offload(*optimizer_.optimizer, job.config.offload, axes.world.rank());
   set_activations(model_, job.config.train);
   const auto& c = job.config.train;
   if (job.dtype == at::kHalf) scaler_.emplace(optim::LossScalerOptions{.initial = c.loss_scale, .growth_interval = c.loss_scale_interval});

@@ -15,16 +15,16 @@
 namespace weft::train {
 
 struct StepResult {
-  double loss_sum = 0;   ///< over this rank's targets
+  double loss_sum = 0;   ///< over the targets of this data-parallel rank
   double grad_norm = 0;  ///< global, before clipping
   bool skip = false;     ///< fp16: gradients overflowed on some rank and were dropped on all
 };
 
 class Learner {
  public:
-  /// Collective over `comm`, the data-parallel ranks. On the meta device (a rehearsal) nothing is computed: the same tensors are
+  /// Collective over the ranks of `axes`. On the meta device (a rehearsal) nothing is computed: the same tensors are
   /// made and freed, and losses and norms are 0.
-  Learner(const Job& job, const Comm& comm, at::Device device = at::kCPU);
+  Learner(const Job& job, const Axes& axes, at::Device device = at::kCPU);
 
   /// Forward and backward over this rank's micro-batches of update number `update` (from 0), reduction and clipping.
   /// The loss of every target counts the same: sums are divided by the step's number of targets alone.
@@ -41,6 +41,7 @@ class Learner {
   optim::Ema* ema() { return ema_ ? &*ema_ : nullptr; }
   models::Transformer& model() { return model_; }
   DataParallel& data_parallel() { return dp_; }
+  const DataParallel& data_parallel() const { return dp_; }
 
  private:
   at::Device device_;

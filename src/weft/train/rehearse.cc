@@ -26,6 +26,16 @@ class Threads {
   int before_;
 };
 
+/// Over all axes.
+std::map<std::string, TrafficCount> traffic_of(const Learner& learner, const Axes& axes) {
+  auto counts = learner.data_parallel().traffic();
+  for (const auto& [op, count] : axes.tp.comm().traffic()) {
+    TrafficCount& sum = counts[op];
+    sum = {.calls = sum.calls + count.calls, .bytes = sum.bytes + count.bytes, .sent = sum.sent + count.sent};
+  }
+  return counts;
+}
+
 }  // namespace
 
 Rehearsal rehearse(const config::RunConfig& config, int rank, int ranks) {
@@ -38,19 +48,20 @@ Rehearsal rehearse(const config::RunConfig& config, int rank, int ranks) {
   const Threads threads(rank_threads(job, cores, std::min<int64_t>(ranks, cores)));
   memory::install_meta_counter();
   const World world = World::rehearse(rank, ranks);
-  Learner learner(job, world.comm(), at::kMeta);
-  const data::TrainBatches batches = train_batches(job, world.comm());
+  const Axes axes = make_axes(job, world);
+  Learner learner(job, axes, at::kMeta);
+  const data::TrainBatches batches = train_batches(job, axes.dp);
   Rehearsal result;
   for (int64_t step = 0; step < kSteps; ++step) {
     const int64_t before = memory::usage(memory::Space::meta).allocations;
-    result.traffic = learner.data_parallel().traffic();
+    result.traffic = traffic_of(learner, axes);
     learner.accumulate(batches, step);
     if (step == 0) memory::reset_peak(memory::Space::meta);  // building the model is not training
     learner.apply(job.config.optimizer.lr);
     result.allocations = memory::usage(memory::Space::meta).allocations - before;
   }
   result.memory = memory::usage(memory::Space::meta);
-  for (const auto& [op, count] : learner.data_parallel().traffic()) {
+  for (const auto& [op, count] : traffic_of(learner, axes)) {
     TrafficCount& step = result.traffic[op];
     step = {.calls = count.calls - step.calls, .bytes = count.bytes - step.bytes, .sent = count.sent - step.sent};
   }

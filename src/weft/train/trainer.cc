@@ -11,6 +11,7 @@
 #include "weft/config/parse.h"
 #include "weft/core/cause.h"
 #include "weft/core/error.h"
+#include "weft/core/log.h"
 #include "weft/train/agree.h"
 #include "weft/train/evaluate.h"
 #include "weft/memory/cpu_allocator.h"
@@ -57,12 +58,14 @@ class Loop {
  public:
   Loop(const Job& job, World& world, const RunHooks& hooks, RunFolder* folder)
       : job_(job),
-        comm_(world.comm()),
+        axes_(make_axes(job, world)),
         hooks_(hooks),
         folder_(folder),
-        learner_(job, comm_),
-        batches_(train_batches(job, comm_)),
-        rate_(learning_rate(job.config)) {}
+        learner_(job, axes_),
+        batches_(train_batches(job, axes_.dp)),
+        rate_(learning_rate(job.config)) {
+    if (world.rank() == 0 && !axes_.text.empty()) log(LogLevel::note, "mesh " + axes_.text);
+  }
 
   RunResult run() {
     RunResult result;
@@ -74,10 +77,10 @@ class Loop {
       result.val_loss = last ? record.val_loss : std::nullopt;
       result.val_loss_ema = last ? record.val_loss_ema : std::nullopt;
       if (folder_) folder_->append(record);
-      if (hooks_.on_step && comm_.rank() == 0) hooks_.on_step(record);
+      if (hooks_.on_step && axes_.world.rank() == 0) hooks_.on_step(record);
     }
     if (const auto use = learner_.offload_use()) result.offload = report_offload(*use);
-    result.memory = usage_of_ranks(comm_);
+    result.memory = usage_of_ranks(axes_.world);
     return result;
   }
 
@@ -89,8 +92,9 @@ class Loop {
     const StepResult mine = learner_.accumulate(batches_, update);
     // One small reduction carries the loss and the wish to stop, so that all ranks stop after the same step.
     const bool stop = hooks_.stop_requested && hooks_.stop_requested();
-    const at::Tensor shared = at::tensor({mine.loss_sum, stop ? 1.0 : 0.0}, at::kDouble);
-    comm_.all_reduce(shared).wait();
+    // Tensor-parallel ranks have the same loss, which counts once.
+    const at::Tensor shared = at::tensor({axes_.tp.rank() == 0 ? mine.loss_sum : 0.0, stop ? 1.0 : 0.0}, at::kDouble);
+    axes_.world.all_reduce(shared).wait();
 
     StepRecord record;
     record.step = update + 1;
@@ -124,14 +128,14 @@ class Loop {
     const bool last = record.step == c.steps;
     if (!job_.val || !(last || (c.eval_every > 0 && record.step % c.eval_every == 0))) return;
     const auto measure = [&] {
-      return evaluate(learner_.model(), *job_.val, last ? 0 : c.eval_samples, job_.accumulation.micro_batch, comm_);
+      return evaluate(learner_.model(), *job_.val, last ? 0 : c.eval_samples, job_.accumulation.micro_batch, axes_.dp);
     };
     record.val_loss = measure();
     if (optim::Ema* ema = learner_.ema()) record.val_loss_ema = ema->with_averages(learner_.data_parallel(), measure);
   }
 
   const Job& job_;
-  Comm comm_;
+  Axes axes_;
   const RunHooks& hooks_;
   RunFolder* folder_;
   Learner learner_;
@@ -160,7 +164,8 @@ RunResult train(const Job& job, World& world, const RunHooks& hooks, RunFolder* 
   Learner& learner = loop.learner();
   const auto save = [&](bool averaged) {
     const auto full = learner.data_parallel().gather_full();
-    on_rank_zero(world.comm(), [&] { save_weights(learner.model(), job, folder->weights_path(averaged)); });
+    const std::vector<NamedTensor> weights = whole_weights(learner.model(), world.rank() == 0);
+    on_rank_zero(world.comm(), [&] { save_weights(weights, job, folder->weights_path(averaged)); });
   };
   save(false);
   if (learner.ema()) learner.ema()->with_averages(learner.data_parallel(), [&] { save(true); });

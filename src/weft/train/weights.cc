@@ -7,6 +7,7 @@
 #include "weft/checkpoint/safetensors.h"
 #include "weft/config/parse.h"
 #include "weft/core/error.h"
+#include "weft/nn/placement.h"
 
 namespace weft::train {
 namespace {
@@ -15,11 +16,19 @@ constexpr const char* kTokenizerKey = "weft.tokenizer";
 
 }  // namespace
 
-void save_weights(models::Transformer& model, const Job& job, const std::string& path) {
+std::vector<NamedTensor> whole_weights(models::Transformer& model, bool keep) {
   std::vector<NamedTensor> tensors;
-  for (const auto& parameter : model->named_parameters()) tensors.push_back({parameter.key(), parameter.value()});
+  for (const auto& parameter : model->named_parameters()) {
+    const auto placement = nn::placement_of(parameter.value());
+    const at::Tensor whole = placement ? nn::whole_tensor(parameter.value(), placement) : parameter.value();
+    if (keep) tensors.push_back({parameter.key(), whole});
+  }
+  return tensors;
+}
+
+void save_weights(const std::vector<NamedTensor>& weights, const Job& job, const std::string& path) {
   // "format" is what Hugging Face's readers ask for.
-  checkpoint::write_safetensors(path, tensors, {{"format", "pt"}, {kTokenizerKey, job.tokenizer}});
+  checkpoint::write_safetensors(path, weights, {{"format", "pt"}, {kTokenizerKey, job.tokenizer}});
 }
 
 TrainedModel load_run(const std::string& dir, bool averaged) {

@@ -2,14 +2,20 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "weft/models/transformer.h"
+#include "weft/parallel/data_parallel.h"
 #include "weft/train/job.h"
 
 namespace weft::train {
 
-/// Writes all parameters by name, in the model's dtype, and the tokenizer's id as metadata.
-void save_weights(models::Transformer& model, const Job& job, const std::string& path);
+/// All parameters by name, whole. Those that tensor-parallel ranks share out are gathered one by one (collective over these ranks);
+/// ranks with `keep` = false let go of each at once and return nothing.
+std::vector<NamedTensor> whole_weights(models::Transformer& model, bool keep);
+
+/// Writes them, in the model's dtype, and the tokenizer's id as metadata.
+void save_weights(const std::vector<NamedTensor>& weights, const Job& job, const std::string& path);
 
 /// A run's model and what its ids mean.
 struct TrainedModel {

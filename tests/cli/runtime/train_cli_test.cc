@@ -231,10 +231,29 @@ TEST_F(TrainCommand, RehearsalTellsMemoryAndTrafficOfAnyRank) {
   EXPECT_GT(wide["per_step"]["all_gather"]["sent"].get<double>(), 0);
   EXPECT_FALSE(alone.contains("per_step"));
   EXPECT_THAT(weft_command(rehearse).out, AllOf(HasSubstr("rank 0 of 1"), HasSubstr("peak"), HasSubstr("allocations")));
+  const auto cut = nlohmann::json::parse(weft_command(rehearse + " --world 2 --rank 1 --set layout.tp=2 --set train.global_batch=1 --json").out);
+  EXPECT_LT(cut["kept"]["parameters"].get<double>(), 0.6 * alone["kept"]["parameters"].get<double>());
+  EXPECT_EQ(cut["per_step"]["all_reduce"]["calls"], 2 * 4 + 3) << "two blocks, the embedding, the head's entry and the gradient norm";
   const CommandResult wrong = weft_command(rehearse + " --world 2 --rank 5");
   EXPECT_EQ(wrong.exit_code, 2);
   EXPECT_THAT(wrong.err, HasSubstr("rank 5 of a world of 2"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "run")) << "a rehearsal writes nothing";
+}
+
+TEST_F(TrainCommand, VerifyComparesLayoutsAndSaysByItsExitCodeWhetherTheyAgree) {
+  const std::string verify = "verify " + (dir_ / "run.toml") + " --steps 2 --set train.global_batch=4 --layouts ";
+  const CommandResult good = weft_command(verify + "\"dp=2; tp=2\"");
+  EXPECT_EQ(good.exit_code, 0) << good.out << good.err;
+  EXPECT_THAT(good.out, AllOf(HasSubstr("dp=2"), HasSubstr("tp=2"), HasSubstr("ok"), HasSubstr("tolerance 1e-10")));
+  const CommandResult strict = weft_command(verify + "tp=2 --json --tolerance 1e-300");
+  EXPECT_EQ(strict.exit_code, 1) << strict.out << strict.err;
+  const auto report = nlohmann::json::parse(strict.out);
+  EXPECT_FALSE(report["ok"]);
+  EXPECT_THAT(report["layouts"][0]["first"].get<std::string>(), HasSubstr("gradient of tok.weight"));
+  const CommandResult wrong = weft_command(verify + "tq=2");
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("tq"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "run")) << "nothing is written";
 }
 
 // The model states do not fit, and each rank keeps all of them: a part would do.

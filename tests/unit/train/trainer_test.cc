@@ -129,6 +129,35 @@ class Trainer : public ::testing::Test {
   int runs_ = 0;
 };
 
+TEST_F(Trainer, TensorParallelRunsGiveTheOneRankResultAndFile) {
+  const Outcome reference = run_on(1, config_);
+  for (const bool sequence : {false, true}) {
+    for (const int ranks : {2, 4}) {
+      config::RunConfig config = config_;
+      config.layout.tp = 2;
+      config.parallel.sequence_parallel = sequence;
+      config.parallel.zero = ranks == 2 ? 0 : sequence ? 3 : 1;
+      const Outcome outcome = run_on(ranks, config);
+      const std::string what = std::to_string(ranks) + " ranks" + (sequence ? ", sequence parallel" : "");
+      expect_close(outcome.losses, reference.losses, 1e-10, what);
+      expect_close(outcome.norms, reference.norms, 1e-9, what);
+      expect_close(outcome.val_losses, reference.val_losses, 1e-10, what);
+      expect_close_weights(outcome, reference, 1e-10, what);
+    }
+  }
+  config::RunConfig config = config_;
+  config.layout.tp = 2;
+  EXPECT_THAT(error_of(3, config), AllOf(HasSubstr("layout.tp"), HasSubstr("legal values: 1, 3")));
+  config.layout.dp = 2;
+  EXPECT_THAT(error_of(2, config), AllOf(HasSubstr("layout.dp"), HasSubstr("weft run -n 4")));
+  config.layout = {.tp = 3};
+  EXPECT_THAT(error_of(3, config), AllOf(HasSubstr("3 ranks cannot share out 2 query heads"), HasSubstr("1, 2")));
+  config.layout.tp = 2;
+  config.parallel.sequence_parallel = true;
+  config.data.seq = 7;
+  EXPECT_THAT(error_of(2, config), AllOf(HasSubstr("data.seq"), HasSubstr("6 and 8")));
+}
+
 TEST_F(Trainer, LossesDoNotDependOnRanksOrMicroBatch) {
   const Outcome reference = run_on(1, config_);
   ASSERT_EQ(reference.losses.size(), 20u);

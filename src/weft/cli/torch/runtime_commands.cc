@@ -8,6 +8,7 @@ void add_runtime_commands(CLI::App& app) {
   add_data(app);
   add_generate(app);
   add_rehearse(app);
+  add_verify(app);
   add_doctor(app);
   add_bench(app);
 }
