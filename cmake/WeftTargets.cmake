@@ -26,12 +26,24 @@ endfunction()
 # counts). The sanitizers' presets keep their own level.
 set(WEFT_TEST_OPTIONS $<$<CONFIG:Release>:-O0>)
 
-# weft_test(NAME [TORCH] [FOLDER dir] [LIBS target...])
+# CTest entries for the suites of a test program, listed whenever it is linked (DiscoverSuites.cmake).
+function(weft_discover_suites target prefix label timeout)
+  set(most 12)  # tests in one process: enough to hide its start, few enough to spread over the cores
+  set(listed ${CMAKE_CURRENT_BINARY_DIR}/${target}_suites.cmake)
+  add_custom_command(TARGET ${target} POST_BUILD BYPRODUCTS ${listed} VERBATIM
+    COMMAND ${CMAKE_COMMAND} -D PROGRAM=$<TARGET_FILE:${target}> -D PREFIX=${prefix} -D LABEL=${label} -D TIMEOUT=${timeout}
+            -D AT_MOST=${most} -D OUT=${listed} -P ${PROJECT_SOURCE_DIR}/cmake/DiscoverSuites.cmake)
+  set(included ${CMAKE_CURRENT_BINARY_DIR}/${target}_include.cmake)
+  file(WRITE ${included} "if(EXISTS [==[${listed}]==])\n  include([==[${listed}]==])\nelse()\n  add_test(${target}_NOT_BUILT ${target}_NOT_BUILT)\nendif()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${included})
+endfunction()
+
+# weft_test(NAME [TORCH] [ISOLATED] [LIBS target...])
 #   One test program from all *_test.cc of tests/NAME, labelled quick; files named *_full_test.cc form a second program
 #   labelled full (run by `make test-all` only). TORCH without LIBS links all of Weft and tests/support/ranks.h; with LIBS
-#   it links these alone (tests of one rank).
+#   it links these alone (tests of one rank). ISOLATED: a process for every test, for those that look at the state of theirs.
 function(weft_test dir)
-  cmake_parse_arguments(arg "TORCH" "TIMEOUT" "LIBS;DEFINES" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;ISOLATED" "TIMEOUT" "LIBS;DEFINES" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -70,7 +82,11 @@ function(weft_test dir)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
     target_compile_definitions(${target} PRIVATE
       WEFT_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data" WEFT_BINARY="${PROJECT_BINARY_DIR}/bin/weft" ${arg_DEFINES})
-    gtest_discover_tests(${target} TEST_PREFIX "${stem}." DISCOVERY_TIMEOUT 60
-                         PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT})
+    if(arg_TORCH AND NOT arg_ISOLATED)
+      weft_discover_suites(${target} "${stem}." ${label} ${arg_TIMEOUT})
+    else()
+      gtest_discover_tests(${target} TEST_PREFIX "${stem}." DISCOVERY_TIMEOUT 60
+                           PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT})
+    endif()
   endforeach()
 endfunction()

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/support/command.h"
+#include "tests/support/tolerances.h"
 
 namespace weft {
 namespace {
@@ -40,7 +41,7 @@ TEST_P(Example, GivesOneRanksNumbers) {
     const std::vector<double> losses = run_example(GetParam(), ranks);
     ASSERT_EQ(losses.size(), reference.size());
     // fp64, and 12 decimals are printed of losses above 0.01.
-    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], reference[i], 1e-10 * reference[i]) << ranks << " ranks, line " << i;
+    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], reference[i], testing::kFp64Parity * reference[i]) << ranks << " ranks, line " << i;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/tolerances.h"
 #include "weft/checkpoint/safetensors.h"
 #include "weft/models/transformer.h"
 
@@ -13,7 +14,6 @@ namespace weft {
 namespace {
 
 /// The losses are given to 15 digits; 16 updates amplify rounding differences a little.
-constexpr double kTolerance = 1e-10;
 
 model::ModelSpec golden_spec(const nlohmann::json& golden) {
   model::ModelSpec spec;
@@ -68,7 +68,7 @@ void expect_golden_losses(nn::Kernels kernels) {
     loss.backward();
     torch::nn::utils::clip_grad_norm_(model->parameters(), golden["max_norm"].get<double>());
     optimizer.step();
-    EXPECT_NEAR(loss.item<double>() / losses[step], 1.0, kTolerance) << "step " << step;
+    EXPECT_NEAR(loss.item<double>() / losses[step], 1.0, testing::kFp64Parity) << "step " << step;
   }
 }
 

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <random>
-#include <thread>
 
 #include "weft/core/error.h"
 #include "weft/core/progress.h"
+#include "weft/core/system.h"
 #include "weft/launch/attempt.h"
 #include "weft/launch/environment.h"
 #include "weft/launch/log_folder.h"
@@ -35,8 +35,7 @@ Environment job_environment(const LaunchOptions& options, const std::string& run
   env["MASTER_ADDR"] = "127.0.0.1";
   env["WEFT_RUN_ID"] = env["TORCHELASTIC_RUN_ID"] = run_id;
   env["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(options.max_restarts);
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  env.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, cores / options.ranks)));
+  env.emplace("OMP_NUM_THREADS", std::to_string(std::max<int64_t>(1, usable_cores() / options.ranks)));
   const bool terminal = options.tee.size() == 1 && ::isatty(STDERR_FILENO);
   if (terminal) {  // the shown rank writes into a pipe and may still rewrite its progress line
     env["WEFT_PROGRESS"] = "terminal";

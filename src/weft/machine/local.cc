@@ -1,35 +1,18 @@
 #include "weft/machine/local.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <fstream>
 
 #include "weft/core/error.h"
+#include "weft/core/system.h"
 
 namespace weft::machine {
 namespace {
 
 namespace fs = std::filesystem;
 constexpr double kGiB = 1024.0 * 1024 * 1024;
-
-/// Value behind "key : value" of a file of /proc; empty when absent.
-std::string value_of(const fs::path& path, const std::string& key) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with(key)) continue;
-    const size_t start = line.find_first_not_of(" \t:", key.size());
-    return start == std::string::npos ? "" : line.substr(start);
-  }
-  return "";
-}
-
-int64_t usable_cores() {
-  cpu_set_t usable;
-  CPU_ZERO(&usable);
-  return ::sched_getaffinity(0, sizeof usable, &usable) == 0 ? CPU_COUNT(&usable) : 1;
-}
 
 int64_t count_numa_nodes(const fs::path& root) {
   int64_t nodes = 0;
@@ -38,7 +21,7 @@ int64_t count_numa_nodes(const fs::path& root) {
 }
 
 double memory_of(const fs::path& root) {
-  const std::string total = value_of(root / "proc/meminfo", "MemTotal");
+  const std::string total = value_behind(root / "proc/meminfo", "MemTotal");
   double bytes = total.empty() ? 0 : std::stod(total) * 1024, limit = 0;
   std::ifstream group(root / "sys/fs/cgroup/memory.max");  // "max" when there is no limit
   if (group >> limit && limit < bytes) bytes = limit;
@@ -50,7 +33,7 @@ std::vector<std::string> gpu_names(const fs::path& root) {
   std::vector<std::string> names;
   const fs::path folder = root / "proc/driver/nvidia/gpus";
   if (!fs::is_directory(folder)) return names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(value_of(entry.path() / "information", "Model"));
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(value_behind(entry.path() / "information", "Model"));
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -59,7 +42,7 @@ std::vector<std::string> gpu_names(const fs::path& root) {
 
 LocalComputer detect_local(const fs::path& root) {
   LocalComputer computer;
-  computer.cpu = value_of(root / "proc/cpuinfo", "model name");
+  computer.cpu = value_behind(root / "proc/cpuinfo", "model name");
   computer.cores = usable_cores();
   computer.numa_nodes = count_numa_nodes(root);
   computer.memory_gib = memory_of(root);

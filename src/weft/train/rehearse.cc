@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "weft/comm/world.h"
 #include "weft/core/error.h"
+#include "weft/core/system.h"
 #include "weft/memory/cpu_allocator.h"
 #include "weft/train/learner.h"
 
@@ -44,7 +44,7 @@ Rehearsal rehearse(const config::RunConfig& config, int rank, int ranks) {
   }
   constexpr int64_t kSteps = 2;
   const Job job = make_job(config, ranks);
-  const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const int64_t cores = usable_cores();
   const Threads threads(rank_threads(job, cores, std::min<int64_t>(ranks, cores)));
   memory::install_meta_counter();
   const World world = World::rehearse(rank, ranks);

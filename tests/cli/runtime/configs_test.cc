@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "tests/support/command.h"
+#include "tests/support/tolerances.h"
 
 namespace weft {
 namespace {
@@ -48,7 +49,6 @@ TEST(Configs, EachFileTrainsToTheSameLosses) {
                               " --set model.layers=2 --set model.hidden=64 --set model.heads=2 --set data.seq=32 --set train.steps=4"
                               " --set train.dtype=fp32 --set schedule.warmup=1 --set schedule.final_ratio=0.1 --set optimizer.lr=1e-3"
                               " --set train.eval_every=0 --set train.eval_samples=8";
-  constexpr double kFp32 = 1e-5;
   std::set<std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(WEFT_TEST_DATA "/../../configs")) files.insert(entry.path().filename());
   for (const char* strategy : {"zero0.toml", "zero1.toml", "zero2.toml", "zero3.toml", "hsdp.toml"}) EXPECT_TRUE(files.contains(strategy)) << strategy;
@@ -64,7 +64,7 @@ TEST(Configs, EachFileTrainsToTheSameLosses) {
     ASSERT_EQ(losses.size(), 4U) << file;
     EXPECT_LT(losses[3], losses[0]) << file;
     if (reference.empty()) reference = losses;
-    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], reference[i], kFp32 * reference[i]) << file << " at " << i;
+    for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], reference[i], testing::kFp32Losses * reference[i]) << file << " at " << i;
   }
 }
 

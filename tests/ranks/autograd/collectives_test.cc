@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "tests/support/ranks.h"
+#include "tests/support/tolerances.h"
 #include "weft/autograd/collectives.h"
 #include "weft/core/error.h"
 
@@ -21,7 +22,7 @@ void expect_close(const at::Tensor& got, const at::Tensor& want, const std::stri
   ASSERT_TRUE(got.defined()) << what;
   ASSERT_EQ(got.sizes(), want.sizes()) << what;
   EXPECT_GT(want.abs().max().item<double>(), 0) << what;
-  EXPECT_LT((got - want).abs().max().item<double>(), 1e-10 * want.abs().max().item<double>()) << what;
+  EXPECT_LT((got - want).abs().max().item<double>(), testing::kFp64Parity * want.abs().max().item<double>()) << what;
 }
 
 // Compares outputs and gradients of `op` on this rank with `reference`, which maps all ranks' inputs to all ranks' outputs.

@@ -1,5 +1,6 @@
 // Gradients in another dtype on the wire, and hooks of the user's own.
 #include "tests/support/problem.h"
+#include "tests/support/tolerances.h"
 #include "weft/core/error.h"
 
 namespace weft {
@@ -76,7 +77,7 @@ TEST(ReduceDtype, HalvesTheBytesOnTheWire) {
 TEST(ReduceDtype, TrainsCloseToOneRankAndExactlyInFp64) {
   const Trace reference = train(Comm(), {.adam = false});
   on_threads(3, [&](World& world) {
-    EXPECT_LE(difference(train(world.comm(), {.adam = false, .options = {.reduce_dtype = at::kDouble}}), reference), 1e-10);
+    EXPECT_LE(difference(train(world.comm(), {.adam = false, .options = {.reduce_dtype = at::kDouble}}), reference), testing::kFp64Parity);
     const DataParallelOptions low{.reduce_dtype = at::kBFloat16, .bucket = {.bytes = 64, .last_bytes = 8}};
     const double worst = difference(train(world.comm(), {.adam = false, .options = low}), reference);
     EXPECT_LE(worst, 0.05);  // 20 steps of relative error 2^-8 each, some of it against cancelling gradients

@@ -1,5 +1,6 @@
 // DataParallel beside ordinary libtorch code: what users do to modules, gradients and graphs.
 #include "tests/support/problem.h"
+#include "tests/support/tolerances.h"
 #include "weft/core/error.h"
 
 namespace weft {
@@ -282,7 +283,7 @@ TEST(Backward, AGradientInsideTheLossGivesTheOneRankResult) {
       forces(net, x.narrow(0, world.rank() * 2, 2)).backward({}, std::nullopt, create_graph);
       const auto parameters = net->parameters();
       for (size_t i = 0; i < parameters.size(); ++i)
-        EXPECT_TRUE(torch::allclose(parameters[i].grad(), reference[i], 1e-10, 1e-14)) << i;
+        EXPECT_TRUE(torch::allclose(parameters[i].grad(), reference[i], testing::kFp64Parity, 1e-14)) << i;
     }
   });
 }

@@ -1,6 +1,7 @@
 // Faults that parity must catch, each injected where a wrong engine or back end would have it: in the communication itself.
 #include "tests/support/faulty_backend.h"
 #include "tests/support/problem.h"
+#include "tests/support/tolerances.h"
 #include "weft/core/error.h"
 
 namespace weft {
@@ -12,8 +13,6 @@ using testing::on_faulty_threads;
 using testing::Trace;
 using testing::train;
 
-constexpr double kDouble = 1e-10;  // the bound of the parity tests in fp64
-constexpr double kCaught = 1e-6;   // far above it: rounding cannot be what was seen
 
 struct Case {
   const char* name;
@@ -28,7 +27,7 @@ TEST_P(InjectedFault, IsCaughtByParity) {
   for (const int ranks : {2, 3}) {
     try {
       on_faulty_threads(ranks, GetParam().fault, [&](World& world) {
-        EXPECT_GT(difference(train(world.comm(), {}), reference), kCaught) << ranks << " ranks";
+        EXPECT_GT(difference(train(world.comm(), {}), reference), testing::kFaultSeen) << ranks << " ranks";
       });
     } catch (const Error& e) {
       // The engine itself notices when its own entries in a bucket come back in another place.
@@ -50,7 +49,7 @@ TEST(InjectedFault, NoneLeavesParity) {
   const Trace reference = train(Comm(), {});
   for (const int ranks : {2, 3}) {
     on_faulty_threads(ranks, CommFault::none, [&](World& world) {
-      EXPECT_LE(difference(train(world.comm(), {}), reference), kDouble) << ranks << " ranks";
+      EXPECT_LE(difference(train(world.comm(), {}), reference), testing::kFp64Parity) << ranks << " ranks";
     });
   }
 }
@@ -60,7 +59,7 @@ TEST(InjectedFault, DroppedMicroBatchIsCaughtByParity) {
   const Trace reference = train(Comm(), {.micro_steps = 2});
   testing::on_threads(2, [&](World& world) {
     // Rank 1 loses its rows of each micro-batch.
-    EXPECT_GT(difference(train(world.comm(), {.micro_steps = 2, .rows = {3, 0}}), reference), kCaught);
+    EXPECT_GT(difference(train(world.comm(), {.micro_steps = 2, .rows = {3, 0}}), reference), testing::kFaultSeen);
   });
 }
 
@@ -71,7 +70,7 @@ TEST(InjectedFault, TiedGradientCountedOnceIsCaughtByParity) {
     net->shared.mutable_grad().mul_(0.5);
   };
   testing::on_threads(2, [&](World& world) {
-    EXPECT_GT(difference(train(world.comm(), {.fault = halve}), reference), kCaught);
+    EXPECT_GT(difference(train(world.comm(), {.fault = halve}), reference), testing::kFaultSeen);
   });
 }
 

@@ -1,5 +1,7 @@
 // DataParallel with models and programs of an unusual kind: right numbers, or an error that every rank gets.
+#include "tests/support/message.h"
 #include "tests/support/problem.h"
+#include "tests/support/tolerances.h"
 #include "weft/core/error.h"
 
 namespace weft {
@@ -8,15 +10,6 @@ namespace {
 using testing::on_threads;
 
 at::Tensor parameter(at::IntArrayRef sizes, double value = 1.0) { return torch::full(sizes, value, torch::kDouble).requires_grad_(); }
-
-std::string error_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // Parameters of 3, 1 and 0 elements and a scalar; fewer elements than ranks.
 TEST(OddModels, TinyAndEmptyParametersTrain) {
@@ -80,14 +73,14 @@ TEST(OddModels, WhatCannotBeWrappedIsNamedOnEveryRank) {
       {{{"w", good}, {"tail", good.detach().narrow(0, 1, 1).requires_grad_()}}, "parameter 'tail': shares memory with 'w'"},
   };
   for (const auto& [list, text] : bad) {
-    EXPECT_THAT(error_of([&] { DataParallel(list, {}, Comm()); }), ::testing::HasSubstr(text));
+    EXPECT_THAT(testing::config_error([&] { DataParallel(list, {}, Comm()); }), ::testing::HasSubstr(text));
     on_threads(3, [&, &list = list, &text = text](World& world) {
       // Rank 1 alone has the fault; the others must not wait for it.
       const auto mine = world.rank() == 1 ? list : std::vector<NamedTensor>{{"w", parameter({2})}};
-      EXPECT_THAT(error_of([&] { DataParallel(mine, {}, world.comm()); }), ::testing::AllOf(::testing::HasSubstr("rank 1"), ::testing::HasSubstr(text)));
+      EXPECT_THAT(testing::config_error([&] { DataParallel(mine, {}, world.comm()); }), ::testing::AllOf(::testing::HasSubstr("rank 1"), ::testing::HasSubstr(text)));
     });
   }
-  EXPECT_THAT(error_of([] { DataParallel(std::shared_ptr<torch::nn::Module>(), Comm()); }), ::testing::HasSubstr("no module"));
+  EXPECT_THAT(testing::config_error([] { DataParallel(std::shared_ptr<torch::nn::Module>(), Comm()); }), ::testing::HasSubstr("no module"));
 }
 
 // Ranks that wrap the same parameters in another order, with other shapes, other frozen ones, or other options.
@@ -112,7 +105,7 @@ TEST(OddModels, DifferencesBetweenRanksAreNamedOnEveryRank) {
   };
   for (const Difference& difference : differences) {
     on_threads(3, [&](World& world) {
-      EXPECT_THAT(error_of([&] { difference.build(world.comm()); }), ::testing::HasSubstr(difference.text));
+      EXPECT_THAT(testing::config_error([&] { difference.build(world.comm()); }), ::testing::HasSubstr(difference.text));
     });
   }
 }
@@ -123,7 +116,7 @@ TEST(OddModels, AParameterUnfrozenAfterWrappingIsNamed) {
     DataParallel dp({{"w", w}, {"late", late}}, {}, world.comm());
     w.sum().backward();
     at::Tensor(late).set_requires_grad(true);
-    EXPECT_THAT(error_of([&] { (w + late).sum().backward(); }), ::testing::HasSubstr("'late' was frozen when it was wrapped"));
+    EXPECT_THAT(testing::config_error([&] { (w + late).sum().backward(); }), ::testing::HasSubstr("'late' was frozen when it was wrapped"));
   });
 }
 
@@ -156,7 +149,7 @@ TEST(SeveralModels, UnderOneOptimizerGiveTheOneRankResult) {
   for (const int ranks : {2, 3}) {
     on_threads(ranks, [&](World& world) {
       const auto weights = train(world.comm());
-      for (size_t i = 0; i < weights.size(); ++i) EXPECT_TRUE(torch::allclose(weights[i], reference[i], 1e-10, 1e-13)) << i;
+      for (size_t i = 0; i < weights.size(); ++i) EXPECT_TRUE(torch::allclose(weights[i], reference[i], testing::kFp64Parity, 1e-13)) << i;
     });
   }
 }

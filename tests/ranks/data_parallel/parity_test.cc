@@ -1,5 +1,6 @@
 // Data parallelism gives one rank's numbers: every count of ranks, accumulation, uneven parts, bucket size, precision.
 #include "tests/support/problem.h"
+#include "tests/support/tolerances.h"
 
 namespace weft {
 namespace {
@@ -10,7 +11,6 @@ using testing::Setting;
 using testing::Trace;
 using testing::train;
 
-constexpr double kDouble = 1e-10;  // promise 1: rounding hides nothing in fp64
 constexpr double kFloat = 2e-5;    // weights after 20 AdamW steps; losses alone stay within 1e-5
 
 struct Cell {
@@ -36,7 +36,7 @@ TEST_P(DataParallelParity, EqualsOneRank) {
     const Trace reference = train(Comm(), setting);
     setting.rows = cell.rows;
     on_threads(cell.ranks, [&](World& world) {
-      EXPECT_LE(difference(train(world.comm(), setting), reference), dtype == at::kDouble ? kDouble : kFloat);
+      EXPECT_LE(difference(train(world.comm(), setting), reference), dtype == at::kDouble ? testing::kFp64Parity : kFloat);
     });
   }
 }
@@ -67,7 +67,7 @@ TEST(DataParallelBits, GradScaleSumEqualsMean) {
   // With scale_loss both policies promise the gradient of the global mean.
   const Trace reference = train(Comm(), {});
   on_threads(3, [&](World& world) {
-    EXPECT_LE(difference(train(world.comm(), {.options = {.grad_scale = GradScale::sum}}), reference), kDouble);
+    EXPECT_LE(difference(train(world.comm(), {.options = {.grad_scale = GradScale::sum}}), reference), testing::kFp64Parity);
   });
 }
 
@@ -92,7 +92,7 @@ TEST(DataParallelProcesses, EqualOneRankOnLocalAndGloo) {
     for (const auto& [ranks, argument] : std::vector<std::pair<int, std::string>>{{2, ""}, {3, "uneven"}}) {
       for (const auto& result : testing::on_processes(ranks, "data_parallel.train", argument, backend)) {
         ASSERT_EQ(result.exit_code, 0) << result.result;
-        EXPECT_LE(std::stod(result.result) * 1e-12, kDouble) << backend << ", " << ranks << " ranks";
+        EXPECT_LE(std::stod(result.result) * 1e-12, testing::kFp64Parity) << backend << ", " << ranks << " ranks";
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "tests/support/problem.h"
+#include "tests/support/tolerances.h"
 #include "weft/core/error.h"
 
 namespace weft {
@@ -11,12 +12,11 @@ namespace {
 
 using testing::on_threads;
 
-constexpr double kTolerance = 1e-10;
 
 void expect_close(const at::Tensor& a, const at::Tensor& b, const char* what) {
   ASSERT_EQ(a.sizes(), b.sizes()) << what;
   const double scale = std::max(b.abs().max().item<double>(), 1e-12);
-  EXPECT_LE((a - b).abs().max().item<double>(), kTolerance * scale) << what;
+  EXPECT_LE((a - b).abs().max().item<double>(), testing::kFp64Parity * scale) << what;
 }
 
 constexpr int64_t kRows = 7, kChannels = 5;

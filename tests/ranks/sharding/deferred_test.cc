@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/ranks/sharding/stack.h"
+#include "tests/support/tolerances.h"
 #include "weft/core/error.h"
 #include "weft/memory/cpu_allocator.h"
 #include "weft/nn/deferred.h"
@@ -65,13 +66,12 @@ std::vector<double> losses(const Comm& comm, DataParallelOptions options) {
 }
 
 TEST(DeferredSharding, TrainsAsOneRankDoes) {
-  constexpr double kDouble = 1e-10;  // promise 1
   const std::vector<double> reference = losses(Comm(), {});
   EXPECT_LT(reference.back(), 0.9 * reference.front());
   for (const int zero : {1, 3}) {
     on_threads(3, [&](World& world) {
       const std::vector<double> list = losses(world.comm(), {.sharding = sharding_of_zero(zero)});
-      for (size_t i = 0; i < list.size(); ++i) EXPECT_NEAR(list[i], reference[i], kDouble * reference[i]) << "zero " << zero;
+      for (size_t i = 0; i < list.size(); ++i) EXPECT_NEAR(list[i], reference[i], testing::kFp64Parity * reference[i]) << "zero " << zero;
     });
   }
 }

@@ -1,6 +1,7 @@
 // Faults in the communication under each position of the dial, and in how the engine uses it: parity must notice.
 #include "tests/ranks/sharding/stack.h"
 #include "tests/support/faulty_backend.h"
+#include "tests/support/tolerances.h"
 #include "weft/core/error.h"
 
 namespace weft {
@@ -13,8 +14,6 @@ using testing::on_faulty_threads;
 using testing::Trace;
 using testing::train_stack;
 
-constexpr double kDouble = 1e-10;  // the bound of the parity tests in fp64
-constexpr double kCaught = 1e-6;   // far above it: rounding cannot be what was seen
 
 struct Case {
   const char* name;
@@ -48,7 +47,7 @@ TEST_P(InjectedCommFault, IsCaughtByParity) {
       on_faulty_threads(ranks, test.fault, [&](World& world) {
         Trace trace = train_stack(world.comm(), setting);
         trace.gradients = reference.gradients;  // they were brought together through the fault
-        EXPECT_GT(difference(trace, reference), kCaught) << ranks << " ranks";
+        EXPECT_GT(difference(trace, reference), testing::kFaultSeen) << ranks << " ranks";
       }, test.where);
     } catch (const Error& error) {
       // The engine itself notices when its entries in the vote come back in another place.
@@ -68,7 +67,7 @@ TEST(InjectedCommFault, NoneLeavesParity) {
     setting.options.sharding = sharding_of_zero(zero);
     for (const int ranks : {2, 3}) {
       on_faulty_threads(ranks, CommFault::none, [&](World& world) {
-        EXPECT_LE(difference(train_stack(world.comm(), setting), reference), kDouble) << "zero " << zero << ", " << ranks << " ranks";
+        EXPECT_LE(difference(train_stack(world.comm(), setting), reference), testing::kFp64Parity) << "zero " << zero << ", " << ranks << " ranks";
       });
     }
   }

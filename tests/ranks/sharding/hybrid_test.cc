@@ -1,5 +1,6 @@
 // HSDP: replicas x shards give one rank's numbers, send what the formula says, and do not drift apart in silence.
 #include "tests/ranks/sharding/stack.h"
+#include "tests/support/tolerances.h"
 #include "weft/comm/mesh.h"
 #include "weft/core/error.h"
 
@@ -14,7 +15,6 @@ using testing::StackSetting;
 using testing::Trace;
 using testing::train_stack;
 
-constexpr double kDouble = 1e-10;  // promise 1
 
 struct Grid {
   int replicas, shards, zero;
@@ -48,7 +48,7 @@ TEST_P(HybridParity, EqualsOneRank) {
   on_threads(GetParam().replicas * GetParam().shards, [&](World& world) {
     const Trace trace = train_stack(world.comm(), setting);
     ASSERT_EQ(trace.gradients.size(), reference.gradients.size());
-    EXPECT_LE(difference(trace, reference), kDouble);
+    EXPECT_LE(difference(trace, reference), testing::kFp64Parity);
   });
 }
 
@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(Grids, HybridParity,
 
 TEST(HybridParity, MeshAndGloo) {
   const Trace reference = train_stack(Comm(), {});
-  on_threads(4, [&](World& world) { EXPECT_LE(difference(train_stack(world.comm(), setting_of({2, 2, 3})), reference), kDouble); },
+  on_threads(4, [&](World& world) { EXPECT_LE(difference(train_stack(world.comm(), setting_of({2, 2, 3})), reference), testing::kFp64Parity); },
              BackendKind::gloo);
   // The mesh's axes are the grid; without sharding all its ranks are replicas.
   for (const int zero : {0, 1, 3}) {
@@ -82,14 +82,14 @@ TEST(HybridParity, MeshAndGloo) {
       for (const at::Tensor& p : alone->parameters()) {
         if (p.grad().defined()) squares += p.grad().square().sum().item<double>();
       }
-      EXPECT_NEAR(norm, std::sqrt(squares), kDouble * norm) << "each parameter counts once";
+      EXPECT_NEAR(norm, std::sqrt(squares), testing::kFp64Parity * norm) << "each parameter counts once";
     });
   }
 }
 
 const testing::RankBody kProcess("hybrid_stack", [](World& world, const std::string& zero) -> std::string {
   const Trace trace = train_stack(world.comm(), setting_of({2, 2, std::stoi(zero)}));
-  return std::to_string(difference(trace, train_stack(Comm(), {})) <= kDouble);
+  return std::to_string(difference(trace, train_stack(Comm(), {})) <= testing::kFp64Parity);
 });
 
 TEST(HybridParity, Processes) {
@@ -184,17 +184,12 @@ TEST(HybridTraffic, FollowsTheFormula) {
       torch::nn::Sequential net(Unit<torch::nn::Linear>(64, 128), Unit<torch::nn::Linear>(128, 128));
       DataParallel dp(net, world.comm(), {.sharding = sharding_of_zero(zero), .dp_shard = kShards});
       const auto optimizer = testing::make_method(Method::weft_sgd, dp);
-      const auto total = [&] {
-        int64_t bytes = 0;
-        for (const auto& [op, count] : dp.traffic()) bytes += count.sent;
-        return bytes;
-      };
-      const int64_t before = total();
+      const int64_t before = testing::sent_bytes(dp);
       net->forward(torch::ones({2, 64})).square().sum().backward();
       optimizer->step();
       const int64_t gradients = 4 * (64 * 128 + 128 + 128 * 128 + 128);
       const int64_t scattered = gradients * (kShards - 1) / kShards, across = 2 * (kReplicas - 1) * gradients / kShards / kReplicas;
-      EXPECT_NEAR(total() - before, scattered * (zero == 3 ? 3 : 2) + across, kFlags) << "zero " << zero;
+      EXPECT_NEAR(testing::sent_bytes(dp) - before, scattered * (zero == 3 ? 3 : 2) + across, kFlags) << "zero " << zero;
     });
   }
 }

@@ -5,6 +5,7 @@
 
 #include "tests/ranks/sharding/factors.h"
 #include "tests/support/pairwise.h"
+#include "tests/support/tolerances.h"
 
 namespace weft::testing {
 
@@ -45,8 +46,6 @@ inline double weight_difference(const Trace& trace, const Trace& reference) {
 }
 
 // Bounds of issue and style: fp64 hides no bug behind rounding; 16-bit runs may be off by twice what one rank is off.
-constexpr double kFp64 = 1e-10;
-constexpr double kFp32Losses = 1e-5;
 constexpr double kFp32Tensors = 2e-4;  // after 20 AdamW steps, which divide by square roots of small second moments
 constexpr double kTwice = 2;
 
@@ -69,7 +68,7 @@ inline void expect_parity(const MatrixCell& cell) {
     const Trace trace = train_stack(world.comm(), setting);
     ASSERT_EQ(trace.gradients.size(), reference.gradients.size());
     if (dtype == at::kDouble) {
-      EXPECT_LE(difference(trace, reference), kFp64);
+      EXPECT_LE(difference(trace, reference), kFp64Parity);
     } else if (dtype == at::kFloat) {
       EXPECT_LE(loss_difference(trace, reference), kFp32Losses);
       EXPECT_LE(difference(trace, reference), kFp32Tensors);

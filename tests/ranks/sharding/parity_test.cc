@@ -1,5 +1,6 @@
 // Every position of the dial gives one rank's losses, norms, gradients and weights.
 #include "tests/ranks/sharding/stack.h"
+#include "tests/support/tolerances.h"
 
 namespace weft {
 namespace {
@@ -11,7 +12,6 @@ using testing::StackSetting;
 using testing::Trace;
 using testing::train_stack;
 
-constexpr double kDouble = 1e-10;  // promise 1
 
 struct Dial {
   int zero;
@@ -42,7 +42,7 @@ TEST_P(ShardingParity, EqualsOneRank) {
   on_threads(d.ranks, [&](World& world) {
     const Trace trace = train_stack(world.comm(), setting);
     ASSERT_EQ(trace.gradients.size(), reference.gradients.size());
-    EXPECT_LE(difference(trace, reference), kDouble);
+    EXPECT_LE(difference(trace, reference), testing::kFp64Parity);
   });
 }
 
@@ -64,9 +64,9 @@ TEST(ShardingParity, ABranchThatSomeRanksDoNotTake) {
       for (const int zero : {1, 2, 3}) {
         const Trace trace = train_stack(world.comm(), {.options = {.sharding = sharding_of_zero(zero)}, .take_branch = take});
         ASSERT_EQ(trace.losses.size(), reference.losses.size());
-        for (size_t i = 0; i < trace.losses.size(); ++i) EXPECT_NEAR(trace.losses[i], reference.losses[i], kDouble * reference.losses[i]);
+        for (size_t i = 0; i < trace.losses.size(); ++i) EXPECT_NEAR(trace.losses[i], reference.losses[i], testing::kFp64Parity * reference.losses[i]);
         for (size_t i = 0; i < trace.weights.size(); ++i)
-          EXPECT_LE((trace.weights[i] - reference.weights[i]).abs().max().item<double>(), kDouble) << "zero " << zero << ", weight " << i;
+          EXPECT_LE((trace.weights[i] - reference.weights[i]).abs().max().item<double>(), testing::kFp64Parity) << "zero " << zero << ", weight " << i;
       }
     });
   }
@@ -79,14 +79,14 @@ TEST(ShardingParity, OverlapPrefetchAndGloo) {
     setting.options.sharding = sharding_of_zero(zero);
     setting.options.overlap = zero != 3;
     setting.options.prefetch = zero == 3 ? 0 : 1;
-    on_threads(2, [&](World& world) { EXPECT_LE(difference(train_stack(world.comm(), setting), reference), kDouble); },
+    on_threads(2, [&](World& world) { EXPECT_LE(difference(train_stack(world.comm(), setting), reference), testing::kFp64Parity); },
                zero == 2 ? BackendKind::local : BackendKind::gloo);
   }
 }
 
 const testing::RankBody kProcess("sharded_stack", [](World& world, const std::string& zero) -> std::string {
   const Trace trace = train_stack(world.comm(), {.options = {.sharding = sharding_of_zero(std::stoi(zero))}});
-  return std::to_string(difference(trace, train_stack(Comm(), {})) <= kDouble);
+  return std::to_string(difference(trace, train_stack(Comm(), {})) <= testing::kFp64Parity);
 });
 
 TEST(ShardingParity, Processes) {

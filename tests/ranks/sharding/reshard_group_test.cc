@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/ranks/sharding/stack.h"
+#include "tests/support/tolerances.h"
 #include "weft/core/error.h"
 #include "weft/memory/cpu_allocator.h"
 
@@ -15,7 +16,6 @@ using testing::StackSetting;
 using testing::Trace;
 using testing::train_stack;
 
-constexpr double kDouble = 1e-10;  // promise 1
 
 StackSetting grouped(int64_t group, int64_t dp_shard = 0) {
   return {.options = {.sharding = Sharding::parameters, .dp_shard = dp_shard, .reshard_after_forward = group}};
@@ -32,9 +32,9 @@ TEST(ReshardGroup, EqualsOneRank) {
     setting.micro_steps = c.micro_steps;
     setting.reduce_every_micro_step = c.micro_steps > 1;
     setting.options.prefetch = c.prefetch;
-    on_threads(c.ranks, [&](World& world) { EXPECT_LE(difference(train_stack(world.comm(), setting), reference), kDouble) << c.ranks << " ranks"; });
+    on_threads(c.ranks, [&](World& world) { EXPECT_LE(difference(train_stack(world.comm(), setting), reference), testing::kFp64Parity) << c.ranks << " ranks"; });
   }
-  on_threads(4, [&](World& world) { EXPECT_LE(difference(train_stack(world.comm(), grouped(2)), reference), kDouble); }, BackendKind::gloo);
+  on_threads(4, [&](World& world) { EXPECT_LE(difference(train_stack(world.comm(), grouped(2)), reference), testing::kFp64Parity); }, BackendKind::gloo);
 }
 
 TEST(ReshardGroup, ABranchThatSomeRanksDoNotTake) {
@@ -46,9 +46,9 @@ TEST(ReshardGroup, ABranchThatSomeRanksDoNotTake) {
       const Trace trace = train_stack(world.comm(), setting);
       ASSERT_EQ(trace.weights.size(), reference.weights.size());
       EXPECT_LT(reference.losses.back(), 0.9 * reference.losses.front());
-      for (size_t i = 0; i < trace.losses.size(); ++i) EXPECT_NEAR(trace.losses[i], reference.losses[i], kDouble * reference.losses[i]);
+      for (size_t i = 0; i < trace.losses.size(); ++i) EXPECT_NEAR(trace.losses[i], reference.losses[i], testing::kFp64Parity * reference.losses[i]);
       for (size_t i = 0; i < trace.weights.size(); ++i)
-        EXPECT_LE((trace.weights[i] - reference.weights[i]).abs().max().item<double>(), kDouble) << "weight " << i;
+        EXPECT_LE((trace.weights[i] - reference.weights[i]).abs().max().item<double>(), testing::kFp64Parity) << "weight " << i;
     });
   }
 }
@@ -84,14 +84,9 @@ TEST(ReshardGroupTraffic, FollowsTheFormula) {
   on_threads(kRanks, [&](World& world) {
     torch::nn::Sequential net = two_units();
     DataParallel dp(net, world.comm(), {.sharding = Sharding::parameters, .reshard_after_forward = kGroup});
-    const auto total = [&] {
-      int64_t bytes = 0;
-      for (const auto& [op, count] : dp.traffic()) bytes += count.sent;
-      return bytes;
-    };
-    const int64_t before = total();
+    const int64_t before = testing::sent_bytes(dp);
     net->forward(torch::ones({2, 64})).square().sum().backward();
-    EXPECT_NEAR(total() - before, 2 * (kRanks - 1) * kBytes / kRanks + (kGroup - 1) * kBytes / kGroup, kFlags);
+    EXPECT_NEAR(testing::sent_bytes(dp) - before, 2 * (kRanks - 1) * kBytes / kRanks + (kGroup - 1) * kBytes / kGroup, kFlags);
   });
 }
 

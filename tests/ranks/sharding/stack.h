@@ -167,4 +167,11 @@ inline Trace train_stack(const Comm& comm, const StackSetting& s) {
   return trace;
 }
 
+/// Bytes that this rank has sent in dp's groups so far.
+inline int64_t sent_bytes(const DataParallel& dp) {
+  int64_t bytes = 0;
+  for (const auto& [op, count] : dp.traffic()) bytes += count.sent;
+  return bytes;
+}
+
 }  // namespace weft::testing

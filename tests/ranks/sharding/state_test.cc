@@ -2,6 +2,7 @@
 #include <torch/nn/utils/clip_grad.h>
 
 #include "tests/ranks/sharding/stack.h"
+#include "tests/support/message.h"
 #include "weft/core/error.h"
 
 namespace weft {
@@ -9,15 +10,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::on_threads;
-
-std::string message_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 at::Tensor batch(const World& world) { return torch::full({2, 6}, 0.1 * (world.rank() + 1), torch::kDouble); }
 
@@ -36,7 +28,7 @@ TEST(Released, EveryAccessNamesTheUnitAndTheRemedy) {
           optimizer.step();
         }};
     for (size_t i = 0; i < accesses.size(); ++i) {
-      const std::string text = message_of(accesses[i]);
+      const std::string text = testing::message_of(accesses[i]);
       EXPECT_THAT(text, HasSubstr("unit 'a'")) << i;
       EXPECT_THAT(text, HasSubstr("gather_full()")) << i;
     }
@@ -47,7 +39,7 @@ TEST(Released, EveryAccessNamesTheUnitAndTheRemedy) {
       const at::NoGradGuard no_grad;
       net->a->up->weight.fill_(0.25);
     }
-    EXPECT_THAT(message_of([&] { weight.norm(); }), HasSubstr("unit 'a'"));
+    EXPECT_THAT(testing::message_of([&] { weight.norm(); }), HasSubstr("unit 'a'"));
     const auto full = dp.gather_full();
     EXPECT_TRUE(at::equal(weight.detach(), at::full_like(weight.detach(), 0.25))) << "what was written is kept";
   });
@@ -62,7 +54,7 @@ TEST(Stale, ForwardAfterAForeignStepIsRefusedUntilRefresh) {
     net(batch(world)).sum().backward();
     EXPECT_FALSE(net->second->weight.grad().defined());
     optimizer->step();
-    EXPECT_THAT(message_of([&] { net(batch(world)); }), HasSubstr("refresh()"));
+    EXPECT_THAT(testing::message_of([&] { net(batch(world)); }), HasSubstr("refresh()"));
     dp.refresh();
     net(batch(world)).sum().backward();
     dp.continue_accumulation();
@@ -74,7 +66,7 @@ TEST(Stale, ForwardAfterAForeignStepIsRefusedUntilRefresh) {
     for (size_t i = 1; i < dp.shards().size(); ++i) rest.push_back(dp.shards()[i].tensor);
     optim::SGD second(Groups{optim::OptimizerParamGroup(rest)}, optim::SGDOptions(0.1));
     first.step();
-    EXPECT_THAT(message_of([&] { net(batch(world)); }), HasSubstr("refresh()"));
+    EXPECT_THAT(testing::message_of([&] { net(batch(world)); }), HasSubstr("refresh()"));
     second.step();
     net(batch(world)).sum().backward();
   });
@@ -141,8 +133,8 @@ TEST(Optimizers, ThoseThatNeedWholeTensorsAreRefusedByName) {
     std::vector<at::Tensor> shards;
     for (const auto& s : dp.shards()) shards.push_back(s.tensor);
     torch::optim::LBFGS optimizer(shards);
-    EXPECT_THAT(message_of([&] { dp.step(optimizer); }), HasSubstr("LBFGS"));
-    EXPECT_THAT(message_of([&] { optim::param_groups<optim::SGDOptions>(dp, {{"*.bias", optim::SGDOptions(1)}}); }),
+    EXPECT_THAT(testing::message_of([&] { dp.step(optimizer); }), HasSubstr("LBFGS"));
+    EXPECT_THAT(testing::message_of([&] { optim::param_groups<optim::SGDOptions>(dp, {{"*.bias", optim::SGDOptions(1)}}); }),
                 HasSubstr("'in.weight' matches none"));
   });
 }
@@ -183,17 +175,12 @@ TEST(Traffic, FollowsTheFormula) {
       torch::nn::Sequential net(Unit<torch::nn::Linear>(64, 128), Unit<torch::nn::Linear>(128, 128));
       DataParallel dp(net, world.comm(), {.sharding = sharding_of_zero(zero)});
       const auto optimizer = testing::make_method(testing::Method::weft_sgd, dp);
-      const auto total = [&] {
-        int64_t bytes = 0;
-        for (const auto& [op, count] : dp.traffic()) bytes += count.sent;
-        return bytes;
-      };
-      const int64_t before = total();
+      const int64_t before = testing::sent_bytes(dp);
       net->forward(torch::ones({2, 64})).square().sum().backward();
       optimizer->step();
       if (world.rank() == 0) {
         const std::lock_guard lock(mutex);
-        sent[zero] = total() - before;
+        sent[zero] = testing::sent_bytes(dp) - before;
       }
     });
   }

@@ -1,5 +1,7 @@
 // Settings of single Units, and scopes in which some parameters are whole.
 #include "tests/ranks/sharding/stack.h"
+#include "tests/support/message.h"
+#include "tests/support/tolerances.h"
 #include "weft/core/error.h"
 
 namespace weft {
@@ -12,16 +14,6 @@ using testing::StackSetting;
 using testing::Trace;
 using testing::train_stack;
 
-constexpr double kDouble = 1e-10;  // promise 1
-
-std::string message_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 struct Rules {
   const char* name;
@@ -34,12 +26,12 @@ class UnitOptionsParity : public ::testing::TestWithParam<Rules> {};
 TEST_P(UnitOptionsParity, EqualsOneRank) {
   const StackSetting& setting = GetParam().setting;
   const Trace reference = train_stack(Comm(), {.micro_steps = setting.micro_steps});
-  on_threads(GetParam().ranks, [&](World& world) { EXPECT_LE(difference(train_stack(world.comm(), setting), reference), kDouble); });
+  on_threads(GetParam().ranks, [&](World& world) { EXPECT_LE(difference(train_stack(world.comm(), setting), reference), testing::kFp64Parity); });
   // Alone the rules change nothing.
   EXPECT_LE(difference(train_stack(Comm(), {.options = {.sharding = setting.options.sharding, .units = {setting.options.units.front()}},
                                             .micro_steps = setting.micro_steps}),
                        reference),
-            kDouble);
+            testing::kFp64Parity);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -63,7 +55,7 @@ TEST(UnitOptions, SayWhichParametersStayWhole) {
     testing::Stack net = testing::make_stack();
     DataParallel dp(net, world.comm(), {.sharding = Sharding::parameters, .units = {{.units = "c", .sharding = Sharding::gradients}}});
     EXPECT_GT(net->c->up->weight.norm().item<double>(), 0);
-    EXPECT_THAT(message_of([&] { net->a->up->weight.norm(); }), HasSubstr("unit 'a'"));
+    EXPECT_THAT(testing::message_of([&] { net->a->up->weight.norm(); }), HasSubstr("unit 'a'"));
   });
 }
 
@@ -124,7 +116,7 @@ TEST(UnitOptions, ReduceDtypeHalvesTheBytes) {
 TEST(UnitOptions, MistakesAreNamed) {
   on_threads(2, [](World& world) {
     const auto refused = [&](Sharding sharding, UnitOptions rule) {
-      return message_of([&] {
+      return testing::message_of([&] {
         testing::Stack net = testing::make_stack();
         DataParallel dp(net, world.comm(), {.sharding = sharding, .units = {std::move(rule)}});
       });
@@ -149,19 +141,19 @@ TEST(Unsharded, GathersTheNamedUnitsForAScope) {
       EXPECT_TRUE(at::equal(net->a->up->weight, whole->a->up->weight));
       EXPECT_TRUE(at::equal(net->a->down->weight, whole->a->down->weight)) << "of the same Unit";
       EXPECT_TRUE(at::equal(net->c->fixed, whole->c->fixed)) << "frozen";
-      EXPECT_THAT(message_of([&] { net->b->up->weight.norm(); }), HasSubstr("unit 'b'"));
+      EXPECT_THAT(testing::message_of([&] { net->b->up->weight.norm(); }), HasSubstr("unit 'b'"));
       // All ranks run forward: the other Units communicate. A scope inside gathers no more than it has to.
       EXPECT_LE((net(x).detach() - before).abs().max().item<double>(), 1e-12);
       {
         const auto full = dp.gather_full();
         EXPECT_TRUE(at::equal(net->b->up->weight, whole->b->up->weight));
       }
-      EXPECT_THAT(message_of([&] { net->b->up->weight.norm(); }), HasSubstr("unit 'b'"));
+      EXPECT_THAT(testing::message_of([&] { net->b->up->weight.norm(); }), HasSubstr("unit 'b'"));
       const at::NoGradGuard no_grad;
       net->a->up->weight.mul_(2);
       whole->a->up->weight.mul_(2);
     }
-    EXPECT_THAT(message_of([&] { net->a->up->weight.norm(); }), HasSubstr("unit 'a'"));
+    EXPECT_THAT(testing::message_of([&] { net->a->up->weight.norm(); }), HasSubstr("unit 'a'"));
     const at::Tensor after = whole(x).detach();
     EXPECT_GT((after - before).abs().max().item<double>(), 1e-3);
     EXPECT_LE((net(x).detach() - after).abs().max().item<double>(), 1e-12) << "what was written is part of the shards";
@@ -174,14 +166,14 @@ TEST(Unsharded, RanksNameTheSameAndExistingParameters) {
   on_threads(2, [](World& world) {
     testing::Stack net = testing::make_stack();
     DataParallel dp(net, world.comm(), {.sharding = Sharding::parameters});
-    EXPECT_THAT(message_of([&] { (void)dp.unsharded(world.rank() == 0 ? "a.*" : "b.*"); }), HasSubstr("'a.*' on rank 0 and of 'b.*' on rank 1"));
-    EXPECT_THAT(message_of([&] { (void)dp.unsharded("layers.0.*"); }), HasSubstr("no parameter has such a name. The first is"));
+    EXPECT_THAT(testing::message_of([&] { (void)dp.unsharded(world.rank() == 0 ? "a.*" : "b.*"); }), HasSubstr("'a.*' on rank 0 and of 'b.*' on rank 1"));
+    EXPECT_THAT(testing::message_of([&] { (void)dp.unsharded("layers.0.*"); }), HasSubstr("no parameter has such a name. The first is"));
     const auto scope = dp.unsharded("out.*");  // kept whole anyway
     EXPECT_GT(net->out->weight.norm().item<double>(), 0);
   });
   testing::Stack net = testing::make_stack();
   DataParallel alone(net, Comm(), {.sharding = Sharding::parameters});
-  EXPECT_THAT(message_of([&] { (void)alone.unsharded("nothing"); }), HasSubstr("no parameter has such a name"));
+  EXPECT_THAT(testing::message_of([&] { (void)alone.unsharded("nothing"); }), HasSubstr("no parameter has such a name"));
   const auto scope = alone.unsharded("a.*");
 }
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "tests/support/message.h"
 #include "weft/core/error.h"
 #include "weft/core/json.h"
 #include "weft/core/nearest.h"
@@ -13,15 +14,6 @@
 
 namespace weft {
 namespace {
-
-std::string error_text(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no ConfigError";
-}
 
 struct TemporaryFolder {
   std::filesystem::path path =
@@ -80,7 +72,7 @@ TEST(Nearest, NamesAndHints) {
 }
 
 TEST(JsonHelpers, ParseErrorNamesThePlace) {
-  const std::string text = error_text([] { parse_json("{\n  \"a\": 1,\n  \"b\": oops\n}", "x.json"); });
+  const std::string text = testing::config_error([] { parse_json("{\n  \"a\": 1,\n  \"b\": oops\n}", "x.json"); });
   EXPECT_EQ(text.substr(0, 10), "x.json:3:8") << text;
   EXPECT_NE(text.find("not valid JSON"), std::string::npos) << text;
 }
@@ -89,11 +81,11 @@ TEST(JsonHelpers, MissingAndMistypedFields) {
   const Json object = parse_json(R"({"hidden_size": 8, "name": "x"})", "c.json");
   EXPECT_EQ(json_field<int>(object, "hidden_size", "c.json"), 8);
   EXPECT_EQ(json_field_or<int>(object, "layers", 3, "c.json"), 3);
-  EXPECT_EQ(error_text([&] { json_field<int>(object, "hiden_size", "c.json"); }),
+  EXPECT_EQ(testing::config_error([&] { json_field<int>(object, "hiden_size", "c.json"); }),
             "c.json: key 'hiden_size' is missing (did you mean 'hidden_size'?)");
-  EXPECT_NE(error_text([&] { json_field_or<int>(object, "name", 3, "c.json"); }).find("\"x\" has the wrong type"),
+  EXPECT_NE(testing::config_error([&] { json_field_or<int>(object, "name", 3, "c.json"); }).find("\"x\" has the wrong type"),
             std::string::npos);
-  EXPECT_NE(error_text([&] { json_field<int>(Json(3), "a", "c.json"); }).find("an object is needed"),
+  EXPECT_NE(testing::config_error([&] { json_field<int>(Json(3), "a", "c.json"); }).find("an object is needed"),
             std::string::npos);
 }
 
@@ -103,8 +95,8 @@ TEST(JsonHelpers, FilesRoundTripAndErrorsNameThem) {
   write_text(folder.path / "a.json", "{\"z\": 3, \"a\": 2}");
   EXPECT_EQ(read_json(folder.path / "a.json").dump(), "{\"z\":3,\"a\":2}");  // key order is the file's
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path), {}), 1);
-  EXPECT_NE(error_text([&] { read_text(folder.path / "none"); }).find("none: cannot be opened"), std::string::npos);
-  EXPECT_NE(error_text([&] { write_text(folder.path / "no" / "x", ""); }).find("cannot be written"), std::string::npos);
+  EXPECT_NE(testing::config_error([&] { read_text(folder.path / "none"); }).find("none: cannot be opened"), std::string::npos);
+  EXPECT_NE(testing::config_error([&] { write_text(folder.path / "no" / "x", ""); }).find("cannot be written"), std::string::npos);
 }
 
 TEST(Progress, FitsColumns) {
@@ -157,7 +149,7 @@ TEST(Errors, FindingsAreToldTogether) {
   findings.add("train.lr", "-1 is negative; it must be positive", "use 1e-3");
   findings.add("layout.dp", "0 ranks");
   EXPECT_EQ(
-      error_text([&] { findings.throw_if_any("x.toml"); }),
+      testing::config_error([&] { findings.throw_if_any("x.toml"); }),
       "x.toml: 2 problems\n  train.lr: -1 is negative; it must be positive\n    -> use 1e-3\n  layout.dp: 0 ranks");
   EXPECT_EQ(findings.text(), "train.lr: -1 is negative; it must be positive (use 1e-3)\nlayout.dp: 0 ranks\n");
 }

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/message.h"
 #include "tests/support/temp_dir.h"
 #include "weft/core/error.h"
 
@@ -38,16 +39,6 @@ std::string bytes_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-template <class Fn>
-std::string error_of(Fn fn) {
-  try {
-    fn();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no ConfigError";
-}
-
 TEST(TokenFile, WidthIsTheSmallestThatHoldsTheVocabulary) {
   const TempDir dir;
   struct Case {
@@ -72,7 +63,7 @@ TEST(TokenFile, IdsThatDoNotFitAreRefusedByTheWriter) {
   const TempDir dir;
   TokenWriter writer(dir / "t.bin", 65536, "test");
   const std::vector<uint32_t> tokens{1, 65535, 70000};
-  EXPECT_THAT(error_of([&] { writer.append(tokens); }),
+  EXPECT_THAT(testing::config_error([&] { writer.append(tokens); }),
               HasSubstr("token 2 has id 70000, but the vocabulary has 65536"));
 }
 
@@ -85,7 +76,7 @@ TEST(TokenFile, ReaderObeysTheWidthOfTheHeaderNotTheVocabulary) {
   const auto file = TokenFile::open(path);
   EXPECT_EQ(file.info().width, 4);
   EXPECT_EQ(file.count(), 2);
-  EXPECT_THAT(error_of([&] { file.check(); }), HasSubstr("token 0 has id 69999, but the vocabulary has 10"));
+  EXPECT_THAT(testing::config_error([&] { file.check(); }), HasSubstr("token 0 has id 69999, but the vocabulary has 10"));
   std::vector<int64_t> one(1);
   file.read(1, one);
   EXPECT_EQ(one[0], 3);
@@ -97,7 +88,7 @@ TEST(TokenFile, DamagedFilesAreRefusedWithTheReason) {
   const auto good = bytes_of(path);
   auto open_with = [&](const std::string& bytes) {
     write_bytes(path, bytes);
-    return error_of([&] { TokenFile::open(path); });
+    return testing::config_error([&] { TokenFile::open(path); });
   };
   EXPECT_THAT(open_with(""), HasSubstr("is empty"));
   EXPECT_THAT(open_with("WEFT"), HasSubstr("does not start with WEFTTOKN"));
@@ -115,9 +106,9 @@ TEST(TokenFile, DamagedFilesAreRefusedWithTheReason) {
   changed = good;
   changed[129] = 77;
   write_bytes(path, changed);
-  EXPECT_THAT(error_of([&] { TokenFile::open(path).check(); }), HasSubstr("checksum"));
-  EXPECT_THAT(error_of([&] { TokenFile::open(dir / "missing.bin"); }), HasSubstr("No such file"));
-  EXPECT_THAT(error_of([&] { TokenFile::open(dir.path()); }), HasSubstr("no regular file"));
+  EXPECT_THAT(testing::config_error([&] { TokenFile::open(path).check(); }), HasSubstr("checksum"));
+  EXPECT_THAT(testing::config_error([&] { TokenFile::open(dir / "missing.bin"); }), HasSubstr("No such file"));
+  EXPECT_THAT(testing::config_error([&] { TokenFile::open(dir.path()); }), HasSubstr("no regular file"));
 }
 
 TEST(TokenFile, ReadsRaw16BitFiles) {
@@ -126,10 +117,10 @@ TEST(TokenFile, ReadsRaw16BitFiles) {
   write_bytes(path, std::string("\x50\xc4\x01\x00\xff\xff", 6));  // 50256, 1, 65535
   EXPECT_EQ(all_of(TokenFile::open(path, TokenFormat::raw_u16, 65536)), (std::vector<int64_t>{50256, 1, 65535}));
   const auto file = TokenFile::open(path, TokenFormat::raw_u16, 50257);
-  EXPECT_THAT(error_of([&] { file.check(); }), HasSubstr("token 2 has id 65535, but the vocabulary has 50257"));
-  EXPECT_THAT(error_of([&] { TokenFile::open(path, TokenFormat::raw_u16); }), HasSubstr("model.vocab"));
+  EXPECT_THAT(testing::config_error([&] { file.check(); }), HasSubstr("token 2 has id 65535, but the vocabulary has 50257"));
+  EXPECT_THAT(testing::config_error([&] { TokenFile::open(path, TokenFormat::raw_u16); }), HasSubstr("model.vocab"));
   write_bytes(path, "odd");
-  EXPECT_THAT(error_of([&] { TokenFile::open(path, TokenFormat::raw_u16, 256); }),
+  EXPECT_THAT(testing::config_error([&] { TokenFile::open(path, TokenFormat::raw_u16, 256); }),
               HasSubstr("3 bytes are not a whole number"));
 }
 

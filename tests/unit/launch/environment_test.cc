@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "tests/support/message.h"
 #include "weft/core/error.h"
 
 namespace weft::launch {
@@ -13,17 +14,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string error_text(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no ConfigError";
-}
-
 std::string error_of(const Environment& environment) {
-  return error_text([&] { read_environment(environment); });
+  return testing::config_error([&] { read_environment(environment); });
 }
 
 // What torchrun of PyTorch 2.15 sets with --nnodes 2 --nproc-per-node 2 on the second node.
@@ -222,7 +214,7 @@ TEST(SlurmLists, Hosts) {
   EXPECT_THAT(expand_slurm_hosts("r[1-2]n[0-1]-ib"), ElementsAre("r1n0-ib", "r1n1-ib", "r2n0-ib", "r2n1-ib"));
   EXPECT_THAT(expand_slurm_hosts(""), ElementsAre());
   for (const char* bad : {"n[1-", "n]1[", "n[]", "n[a-b]", "n[3-1]", "a,,b"}) {
-    EXPECT_THAT(error_text([&] { expand_slurm_hosts(bad); }), HasSubstr("is not a Slurm host list")) << bad;
+    EXPECT_THAT(testing::config_error([&] { expand_slurm_hosts(bad); }), HasSubstr("is not a Slurm host list")) << bad;
   }
 }
 
@@ -230,7 +222,7 @@ TEST(SlurmLists, Counts) {
   EXPECT_THAT(expand_slurm_counts("2(x2),1"), ElementsAre(2, 2, 1));
   EXPECT_THAT(expand_slurm_counts("4"), ElementsAre(4));
   for (const char* bad : {"", "x", "2(x2", "2(y2)", "0", "2,,1"}) {
-    EXPECT_THAT(error_text([&] { expand_slurm_counts(bad); }), HasSubstr("tasks per node")) << bad;
+    EXPECT_THAT(testing::config_error([&] { expand_slurm_counts(bad); }), HasSubstr("tasks per node")) << bad;
   }
 }
 

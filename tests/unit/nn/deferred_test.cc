@@ -1,6 +1,7 @@
 // weft::deferred: modules without memory, whose values are functions of (seed, name, element).
 #include "weft/nn/deferred.h"
 
+#include "tests/support/message.h"
 #include "tests/support/test_pch.h"
 #include "weft/core/error.h"
 #include "weft/nn/start_values.h"
@@ -119,15 +120,6 @@ TEST(Deferred, APartIsTheSameAsThatPartOfTheWhole) {
   }
 }
 
-std::string error_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(Deferred, DtypeChangesInside) {
   const auto low = deferred([] {
     torch::nn::Linear linear(6, 5);
@@ -142,12 +134,12 @@ TEST(Deferred, DtypeChangesInside) {
   EXPECT_TRUE(at::equal(low->weight, usual->weight.to(torch::kDouble)));
   auto outside = deferred([] { return torch::nn::Linear(6, 5); });
   outside->to(torch::kDouble);
-  EXPECT_THAT(error_of([&] { materialise(outside); }), HasSubstr("'weight' is on the meta device, and nothing says its values"));
+  EXPECT_THAT(testing::message_of([&] { materialise(outside); }), HasSubstr("'weight' is on the meta device, and nothing says its values"));
 }
 
 TEST(Deferred, WhatNeedsValuesSaysSo) {
   const auto build = [](const std::function<void(at::Tensor&)>& spoil) {
-    return error_of([&] {
+    return testing::message_of([&] {
       deferred([&] {
         torch::nn::Linear linear(6, 5);
         const torch::NoGradGuard no_grad;

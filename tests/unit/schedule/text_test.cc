@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/message.h"
 #include "tests/unit/schedule/schedules.h"
 #include "weft/core/error.h"
 #include "weft/schedule/passes.h"
@@ -9,15 +10,6 @@
 
 namespace weft::schedule {
 namespace {
-
-std::string error_of(const auto& parse) {
-  try {
-    (void)parse();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
-}
 
 TEST(Text, RoundTripsExactly) {
   std::mt19937 random(7);
@@ -54,19 +46,19 @@ TEST(Text, CsvIsPyTorchsLayout) {
 }
 
 TEST(Text, RefusesWhatItCannotRead) {
-  EXPECT_NE(error_of([] { return from_text("rank 0: F0 X1 B0"); }).find("rank 0 step 1: \"X1\""), std::string::npos);
-  EXPECT_NE(error_of([] { return from_text("rank 0: F0 B0\nrank 2: F0 B0"); }).find("\"rank 1:\""), std::string::npos);
-  EXPECT_NE(error_of([] {
+  EXPECT_NE(testing::config_error([] { return from_text("rank 0: F0 X1 B0"); }).find("rank 0 step 1: \"X1\""), std::string::npos);
+  EXPECT_NE(testing::config_error([] { return from_text("rank 0: F0 B0\nrank 2: F0 B0"); }).find("\"rank 1:\""), std::string::npos);
+  EXPECT_NE(testing::config_error([] {
               return from_text("rank 0: F0.0 F0.1\nrank 1: F0.1");
             }).find("rank 1 step 0: F0.1 runs on stage 1, which rank 0 holds"),
             std::string::npos);
-  EXPECT_NE(error_of([] { return from_text("rank 0: F0.0 F0.2 B0.2 B0.0"); }).find("stage 1"), std::string::npos);
-  EXPECT_NE(error_of([] { return from_text("rank 0: (F0.0+B0.0"); }).find("step 0"), std::string::npos);
-  EXPECT_NE(error_of([] { return from_text("rank 0: F99999999999.0"); }).find("step 0"), std::string::npos);
-  EXPECT_NE(error_of([] { return from_text("rank 0: F-1.0"); }).find("step 0"), std::string::npos);
-  EXPECT_NE(error_of([] { return from_text(""); }).find("no actions"), std::string::npos);
-  EXPECT_NE(error_of([] { return from_csv("0F0,0B\n"); }).find("rank 0 step 1: \"0B\""), std::string::npos);
-  EXPECT_NE(error_of([] { return from_csv("0F0,F0\n"); }).find("rank 0 step 1: \"F0\""), std::string::npos);
+  EXPECT_NE(testing::config_error([] { return from_text("rank 0: F0.0 F0.2 B0.2 B0.0"); }).find("stage 1"), std::string::npos);
+  EXPECT_NE(testing::config_error([] { return from_text("rank 0: (F0.0+B0.0"); }).find("step 0"), std::string::npos);
+  EXPECT_NE(testing::config_error([] { return from_text("rank 0: F99999999999.0"); }).find("step 0"), std::string::npos);
+  EXPECT_NE(testing::config_error([] { return from_text("rank 0: F-1.0"); }).find("step 0"), std::string::npos);
+  EXPECT_NE(testing::config_error([] { return from_text(""); }).find("no actions"), std::string::npos);
+  EXPECT_NE(testing::config_error([] { return from_csv("0F0,0B\n"); }).find("rank 0 step 1: \"0B\""), std::string::npos);
+  EXPECT_NE(testing::config_error([] { return from_csv("0F0,F0\n"); }).find("rank 0 step 1: \"F0\""), std::string::npos);
 }
 
 }  // namespace

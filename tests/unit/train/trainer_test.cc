@@ -14,6 +14,7 @@
 
 #include "tests/support/command.h"
 #include "tests/support/ranks.h"
+#include "tests/support/tolerances.h"
 #include "weft/checkpoint/safetensors.h"
 #include "weft/core/error.h"
 #include "weft/data/token_file.h"
@@ -171,10 +172,10 @@ TEST_F(Trainer, LossesDoNotDependOnRanksOrMicroBatch) {
       config.train.micro_batch = micro;
       const Outcome outcome = run_on(ranks, config);
       const std::string what = std::to_string(ranks) + " ranks, micro-batch " + std::to_string(micro);
-      expect_close(outcome.losses, reference.losses, 1e-10, what);
+      expect_close(outcome.losses, reference.losses, testing::kFp64Parity, what);
       expect_close(outcome.norms, reference.norms, 1e-9, what);
-      expect_close(outcome.val_losses, reference.val_losses, 1e-10, what);
-      expect_close_weights(outcome, reference, 1e-10, what);
+      expect_close(outcome.val_losses, reference.val_losses, testing::kFp64Parity, what);
+      expect_close_weights(outcome, reference, testing::kFp64Parity, what);
     }
   }
 }
@@ -185,8 +186,8 @@ TEST_F(Trainer, GlooGivesTheSameRun) {
   for (const int ranks : {2, 3, 4}) {
     const Outcome outcome = run_on(ranks, config_, {}, BackendKind::gloo);
     const std::string what = std::to_string(ranks) + " ranks over gloo";
-    expect_close(outcome.losses, reference.losses, 1e-10, what);
-    expect_close_weights(outcome, reference, 1e-10, what);
+    expect_close(outcome.losses, reference.losses, testing::kFp64Parity, what);
+    expect_close_weights(outcome, reference, testing::kFp64Parity, what);
   }
 }
 
@@ -195,7 +196,7 @@ TEST_F(Trainer, DropoutDoesNotDependOnRanksOrMicroBatch) {
   config_.train.steps = 6;
   const Outcome reference = run_on(1, config_);
   config_.train.micro_batch = 3;
-  expect_close(run_on(2, config_).losses, reference.losses, 1e-10, "dropout");
+  expect_close(run_on(2, config_).losses, reference.losses, testing::kFp64Parity, "dropout");
 }
 
 TEST_F(Trainer, EveryPositionOfTheDialGivesTheSameRun) {
@@ -214,18 +215,18 @@ TEST_F(Trainer, EveryPositionOfTheDialGivesTheSameRun) {
       config_.parallel = {.zero = p.zero, .dp_shard = p.dp_shard, .reshard_group = p.reshard_group};
       const Outcome outcome = run_on(p.ranks, config_);
       const std::string what = fmt::format("{} zero {} on {} ranks, dp_shard {}", family, p.zero, p.ranks, p.dp_shard);
-      expect_close(outcome.losses, reference.losses, 1e-10, what);
+      expect_close(outcome.losses, reference.losses, testing::kFp64Parity, what);
       expect_close(outcome.norms, reference.norms, 1e-9, what);
-      expect_close(outcome.val_losses, reference.val_losses, 1e-10, what);
-      expect_close(outcome.val_losses_ema, reference.val_losses_ema, 1e-10, what);
-      expect_close_weights(outcome, reference, 1e-10, what);
+      expect_close(outcome.val_losses, reference.val_losses, testing::kFp64Parity, what);
+      expect_close(outcome.val_losses_ema, reference.val_losses_ema, testing::kFp64Parity, what);
+      expect_close_weights(outcome, reference, testing::kFp64Parity, what);
     }
     config_.parallel = {};
   }
 }
 
 TEST_F(Trainer, ShardedFp32AndBf16FollowDataParallel) {
-  for (const auto& [dtype, tolerance] : {std::pair{"fp32", 1e-5}, {"bf16", 2e-2}}) {
+  for (const auto& [dtype, tolerance] : {std::pair{"fp32", testing::kFp32Losses}, {"bf16", 2e-2}}) {
     config_.train.dtype = dtype;
     const Outcome reference = run_on(2, config_);
     for (const int zero : {1, 2, 3}) {
@@ -242,8 +243,8 @@ TEST_F(Trainer, Fp32StaysWithinItsBound) {
   const Outcome reference = run_on(1, config_);
   for (const int ranks : {2, 3, 4}) {
     const Outcome outcome = run_on(ranks, config_);
-    expect_close(outcome.losses, reference.losses, 1e-5, "fp32");
-    expect_close({outcome.losses[0]}, {reference.losses[0]}, 1e-6, "first step");
+    expect_close(outcome.losses, reference.losses, testing::kFp32Losses, "fp32");
+    expect_close({outcome.losses[0]}, {reference.losses[0]}, testing::kFp32FirstLoss, "first step");
   }
 }
 

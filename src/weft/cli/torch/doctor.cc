@@ -1,7 +1,6 @@
 // weft doctor: what this machine offers, and what is in the way.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -17,33 +16,21 @@
 #include "weft/cli/torch/commands.h"
 #include "weft/core/error.h"
 #include "weft/core/json.h"
+#include "weft/core/system.h"
 #include "weft/core/units.h"
 #include "weft/launch/environment.h"
 
 namespace weft::cli {
 namespace {
 
-/// Value behind "key : value" or "key value" of a file of /proc; empty when absent.
-std::string proc_value(const char* path, const std::string& key) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with(key)) continue;
-    const size_t start = line.find_first_not_of(" \t:", key.size());
-    return start == std::string::npos ? "" : line.substr(start);
-  }
-  return "";
-}
-
 double meminfo_bytes(const char* key) {
-  const std::string value = proc_value("/proc/meminfo", key);
+  const std::string value = value_behind("/proc/meminfo", key);
   return value.empty() ? 0 : std::stod(value) * 1024;
 }
 
 Json describe_cpu(Findings& findings) {
-  cpu_set_t usable;
-  CPU_ZERO(&usable);
-  const int cores = ::sched_getaffinity(0, sizeof usable, &usable) == 0 ? CPU_COUNT(&usable) : 1;
-  const std::string flags = " " + proc_value("/proc/cpuinfo", "flags") + " ";
+  const int64_t cores = usable_cores();
+  const std::string flags = " " + value_behind("/proc/cpuinfo", "flags") + " ";
   Json features = Json::object();
   for (const char* name : {"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
     features[name] = flags.find(fmt::format(" {} ", name)) != std::string::npos;
@@ -59,7 +46,7 @@ Json describe_cpu(Findings& findings) {
                              cores, quota / period),
                  "start at most that many ranks, with OMP_NUM_THREADS=1");
   }
-  return {{"model", proc_value("/proc/cpuinfo", "model name")}, {"cores", cores}, {"features", features}};
+  return {{"model", value_behind("/proc/cpuinfo", "model name")}, {"cores", cores}, {"features", features}};
 }
 
 Json describe_memory(Findings& findings) {

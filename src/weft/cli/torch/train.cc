@@ -9,13 +9,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "weft/cli/torch/commands.h"
 #include "weft/comm/flight_dump.h"
 #include "weft/config/parse.h"
 #include "weft/core/error.h"
+#include "weft/core/system.h"
 #include "weft/memory/cpu_allocator.h"
 #include "weft/train/display.h"
 #include "weft/train/job.h"
@@ -54,8 +54,7 @@ void install_stop_signals() {
 }
 
 void set_threads(const train::Job& job, const World& world) {
-  const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  at::set_num_threads(train::rank_threads(job, cores, world.local_size()));
+  at::set_num_threads(train::rank_threads(job, usable_cores(), world.local_size()));
 }
 
 void print_job(const train::Job& job, bool json) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "weft/comm/local/patience.h"
+#include "weft/core/system.h"
 
 namespace weft::local {
 namespace {
@@ -28,12 +29,6 @@ constexpr microseconds kSpinLeast{1};
 constexpr int kFirstLooks = 10;
 /// Then yield: a futex wake-up costs 50-100 us, so that hand-overs of calls in full swing should not need one.
 constexpr microseconds kYield{2000};
-
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 inline void relax() {
 #if defined(__x86_64__)
