@@ -140,10 +140,10 @@ TEST_F(Trainer, TensorParallelRunsGiveTheOneRankResultAndFile) {
       config.parallel.zero = ranks == 2 ? 0 : sequence ? 3 : 1;
       const Outcome outcome = run_on(ranks, config);
       const std::string what = std::to_string(ranks) + " ranks" + (sequence ? ", sequence parallel" : "");
-      expect_close(outcome.losses, reference.losses, 1e-10, what);
+      expect_close(outcome.losses, reference.losses, testing::kFp64Parity, what);
       expect_close(outcome.norms, reference.norms, 1e-9, what);
-      expect_close(outcome.val_losses, reference.val_losses, 1e-10, what);
-      expect_close_weights(outcome, reference, 1e-10, what);
+      expect_close(outcome.val_losses, reference.val_losses, testing::kFp64Parity, what);
+      expect_close_weights(outcome, reference, testing::kFp64Parity, what);
     }
   }
   config::RunConfig config = config_;
@@ -436,7 +436,7 @@ TEST_F(Trainer, EveryOptimizerLearnsAndGivesOneRanksLosses) {
     config_.parallel.zero = zero++ % 4;
     const Outcome three = run_on(3, config_);
     ASSERT_EQ(three.losses.size(), one.losses.size());
-    for (size_t i = 0; i < one.losses.size(); ++i) EXPECT_NEAR(three.losses[i], one.losses[i], 1e-10 * one.losses[i]) << name << " step " << i;
+    for (size_t i = 0; i < one.losses.size(); ++i) EXPECT_NEAR(three.losses[i], one.losses[i], testing::kFp64Parity * one.losses[i]) << name << " step " << i;
   }
 }
 
