@@ -1,6 +1,6 @@
 // An exception on one rank, wherever it happens, ends the others long before their deadline and with its text.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

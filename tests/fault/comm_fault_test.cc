@@ -1,7 +1,7 @@
 // What the survivors of a failure are told: who is at fault, at which call, soon.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>

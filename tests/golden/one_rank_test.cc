@@ -1,7 +1,7 @@
 // One rank, all axes 1: the model must be plain libtorch, bit for bit, while libtorch's kernels are chosen, and equal
 // within rounding with the fused ones.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "tests/reference/gpt2.h"
 #include "tests/reference/llama.h"

@@ -1,7 +1,9 @@
 // GPT-2 in plain libtorch, written without a line of Weft: what parity tests compare with.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
 
 namespace weft::reference {
 

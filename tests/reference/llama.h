@@ -1,7 +1,9 @@
 // A Llama-family model in plain libtorch, written without a line of Weft: what parity tests compare with.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/functional.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
 
 namespace weft::reference {
 

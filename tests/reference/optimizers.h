@@ -1,7 +1,7 @@
 // Update rules of the papers in plain tensor operations, on whole tensors in fp64, without a line of Weft.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <vector>

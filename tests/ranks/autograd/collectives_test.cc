@@ -1,6 +1,6 @@
 // Differentiable collectives against one rank that holds everybody's data and uses plain tensor operations.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "tests/support/ranks.h"
 #include "tests/support/tolerances.h"

@@ -1,6 +1,6 @@
 // Faults of other systems' communication, with the right values; docs/cases.md maps them to tests.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <barrier>
 #include <cmath>

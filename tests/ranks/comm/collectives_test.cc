@@ -1,6 +1,6 @@
 // Every collective against values computed without communication, on every back end, as threads and as processes.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "tests/support/ranks.h"
 #include "weft/comm/comm.h"

@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cfenv>
 #include <clocale>

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <numeric>
 #include <set>
+#include <torch/data.h>
 
 #include "tests/support/ranks.h"
 #include "tests/support/test_pch.h"

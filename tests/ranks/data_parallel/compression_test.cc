@@ -1,4 +1,6 @@
 // Gradients in another dtype on the wire, and hooks of the user's own.
+#include <torch/nn/modules/container/sequential.h>
+
 #include "tests/support/problem.h"
 #include "tests/support/tolerances.h"
 #include "weft/core/error.h"

@@ -1,4 +1,8 @@
 // DataParallel beside ordinary libtorch code: what users do to modules, gradients and graphs.
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+
 #include "tests/support/problem.h"
 #include "tests/support/tolerances.h"
 #include "weft/core/error.h"

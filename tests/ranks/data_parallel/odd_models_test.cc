@@ -1,4 +1,8 @@
 // DataParallel with models and programs of an unusual kind: right numbers, or an error that every rank gets.
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+
 #include "tests/support/message.h"
 #include "tests/support/problem.h"
 #include "tests/support/tolerances.h"

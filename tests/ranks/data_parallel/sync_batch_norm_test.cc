@@ -2,6 +2,7 @@
 #include "weft/nn/sync_batch_norm.h"
 
 #include <numeric>
+#include <torch/nn/modules/batchnorm.h>
 
 #include "tests/support/problem.h"
 #include "tests/support/tolerances.h"

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <filesystem>
 #include <sstream>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/serialize.h>
 
 #include "tests/ranks/sharding/stack.h"
 #include "tests/support/pairwise.h"

@@ -2,6 +2,10 @@
 // not divide, precision and optimizers. The right values are computed by hand.
 #include <cmath>
 #include <limits>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/serialize.h>
 
 #include "tests/ranks/sharding/factors.h"
 #include "weft/core/error.h"

@@ -1,4 +1,9 @@
 // Ordinary libtorch code around a wrapped module: the rows of docs/ordinary-code.md, each at every position of the dial.
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/serialize.h>
+
 #include "tests/ranks/sharding/factors.h"
 #include "weft/core/error.h"
 #include "weft/nn/activations.h"

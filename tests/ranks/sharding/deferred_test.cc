@@ -1,5 +1,6 @@
 // Modules built under weft::deferred and then sharded: one rank's values, and never the whole model.
 #include <nlohmann/json.hpp>
+#include <torch/nn/modules/container/sequential.h>
 
 #include "tests/ranks/sharding/stack.h"
 #include "tests/support/tolerances.h"

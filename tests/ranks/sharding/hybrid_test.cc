@@ -1,4 +1,6 @@
 // HSDP: replicas x shards give one rank's numbers, send what the formula says, and do not drift apart in silence.
+#include <torch/nn/modules/container/sequential.h>
+
 #include "tests/ranks/sharding/stack.h"
 #include "tests/support/tolerances.h"
 #include "weft/comm/mesh.h"

@@ -3,6 +3,7 @@
 
 #include <future>
 #include <sstream>
+#include <torch/nn/modules/batchnorm.h>
 
 #include "tests/ranks/sharding/stack.h"
 #include "weft/core/error.h"

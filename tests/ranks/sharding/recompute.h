@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <torch/nn/modules/embedding.h>
 
 #include "tests/ranks/sharding/stack.h"
 #include "tests/support/pairwise.h"

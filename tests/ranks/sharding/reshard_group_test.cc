@@ -1,5 +1,6 @@
 // reshard_after_forward = a number of ranks: between forward and backward these hold one copy of a Unit between them.
 #include <nlohmann/json.hpp>
+#include <torch/nn/modules/container/sequential.h>
 
 #include "tests/ranks/sharding/stack.h"
 #include "tests/support/tolerances.h"

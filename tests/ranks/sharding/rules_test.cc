@@ -1,4 +1,7 @@
 // What a program must not do to a wrapped module is found and named, at every position of the dial; what it may do counts.
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+
 #include "tests/ranks/sharding/factors.h"
 #include "weft/core/error.h"
 #include "weft/core/log.h"

@@ -1,5 +1,11 @@
 // What a sharded parameter is between uses, what the optimizer sees, and what travels.
 #include <torch/nn/utils/clip_grad.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/serialize.h>
 
 #include "tests/ranks/sharding/stack.h"
 #include "tests/support/message.h"

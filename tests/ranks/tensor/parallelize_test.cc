@@ -1,5 +1,7 @@
 // Tensor parallelism of a user's own modules, built from torch::nn alone.
 #include <gmock/gmock.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
 
 #include "tests/support/ranks.h"
 #include "tests/support/test_pch.h"

@@ -1,7 +1,7 @@
 #include "weft/memory/cpu_allocator.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <thread>
 

@@ -1,7 +1,7 @@
 // The same model on the meta device has the bytes of the real one: at the peak, by category, and what stays.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "weft/cost/memory.h"
 #include "weft/memory/cpu_allocator.h"

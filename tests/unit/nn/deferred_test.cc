@@ -1,4 +1,11 @@
 // weft::deferred: modules without memory, whose values are functions of (seed, name, element).
+#include <torch/nn/init.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/nn/modules/transformerlayer.h>
+
 #include "weft/nn/deferred.h"
 
 #include "tests/support/message.h"

@@ -1,6 +1,6 @@
 // Fused kernels against the formula in libtorch's operators, values and gradients.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "weft/core/error.h"
 #include "weft/nn/functional.h"

@@ -1,6 +1,7 @@
 #include "weft/optim/optim.h"
 
 #include <sstream>
+#include <torch/serialize.h>
 
 #include "tests/support/test_pch.h"
 #include "weft/core/error.h"

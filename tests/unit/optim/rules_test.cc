@@ -1,5 +1,6 @@
 // Each optimizer on one rank against the formulas of its paper (tests/reference/optimizers.h), and what all of them share.
 #include <sstream>
+#include <torch/serialize.h>
 
 #include "tests/reference/optimizers.h"
 #include "tests/support/test_pch.h"
