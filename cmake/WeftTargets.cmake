@@ -33,6 +33,7 @@ function(weft_discover_suites target prefix label timeout)
   add_custom_command(TARGET ${target} POST_BUILD BYPRODUCTS ${listed} VERBATIM
     COMMAND ${CMAKE_COMMAND} -D PROGRAM=$<TARGET_FILE:${target}> -D PREFIX=${prefix} -D LABEL=${label} -D TIMEOUT=${timeout}
             -D AT_MOST=${most} -D OUT=${listed} -P ${PROJECT_SOURCE_DIR}/cmake/DiscoverSuites.cmake)
+  set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/DiscoverSuites.cmake)
   set(included ${CMAKE_CURRENT_BINARY_DIR}/${target}_include.cmake)
   file(WRITE ${included} "if(EXISTS [==[${listed}]==])\n  include([==[${listed}]==])\nelse()\n  add_test(${target}_NOT_BUILT ${target}_NOT_BUILT)\nendif()\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${included})

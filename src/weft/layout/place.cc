@@ -1,6 +1,7 @@
 #include "weft/layout/place.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 
@@ -53,6 +54,28 @@ std::vector<std::vector<int64_t>> make_buckets(const std::vector<BucketItem>& it
   // A bucket is complete when its first parameter (in table order) is.
   std::stable_sort(done.begin(), done.end(), [](const auto& a, const auto& b) { return a.back() > b.back(); });
   return done;
+}
+
+std::vector<BufferClass> gradient_buffers(std::vector<int64_t> group_bytes) {
+  constexpr int64_t kBuffers = 3;
+  std::erase(group_bytes, 0);
+  if (group_bytes.empty()) return {};
+  std::sort(group_bytes.begin(), group_bytes.end(), std::greater<>());
+  const auto groups = std::ssize(group_bytes);
+  const auto buffers_for = [&](int64_t begin, int64_t end) {
+    return BufferClass{.bytes = group_bytes[static_cast<size_t>(begin)], .count = static_cast<int>(std::min(kBuffers, end - begin))};
+  };
+  std::vector<BufferClass> best{buffers_for(0, groups)};
+  int64_t least = best.front().bytes * best.front().count;
+  for (int64_t cut = 1; cut < groups; ++cut) {
+    if (group_bytes[static_cast<size_t>(cut)] == group_bytes[static_cast<size_t>(cut - 1)]) continue;
+    const BufferClass large = buffers_for(0, cut), small = buffers_for(cut, groups);
+    const int64_t bytes = large.bytes * large.count + small.bytes * small.count;
+    if (bytes >= least) continue;
+    least = bytes;
+    best = {large, small};
+  }
+  return best;
 }
 
 }  // namespace weft::layout

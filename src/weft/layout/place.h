@@ -39,4 +39,15 @@ struct BucketLimits {
 /// hence equal on all ranks.
 std::vector<std::vector<int64_t>> make_buckets(const std::vector<BucketItem>& items, const BucketLimits& limits = {});
 
+/// Buffers of one size.
+struct BufferClass {
+  int64_t bytes = 0;
+  int count = 0;
+};
+
+/// The buffers for full gradients of groups with so many bytes each, which exist only until they are reduced. Three: the peers' of
+/// one group are read while the next group fills its own, and a third is ready early. All as large as the largest group; or,
+/// where that holds less, three for small groups (blocks) and up to three for large ones (embedding and head). Large ones first.
+std::vector<BufferClass> gradient_buffers(std::vector<int64_t> group_bytes);
+
 }  // namespace weft::layout

@@ -205,12 +205,12 @@ void ShardedEngine::build(ShardingPlan& plan) {
     ShardInfo info;
   };
   std::unordered_map<const void*, Part> part_of;
-  int64_t largest = 0;
+  std::vector<int64_t> gradient_bytes;
   for (PlannedGroup& planned : plan.groups) {
     groups_.push_back(std::make_unique<FlatGroup>(planned.plan, planned.parameters, axes_));
     FlatGroup* group = groups_.back().get();
     group->release();  // before the next is made: together they would be the whole model
-    largest = std::max(largest, group->gradient_bytes());
+    gradient_bytes.push_back(group->gradient_bytes());
     if (planned.plan.residence == Residence::whole) whole_.push_back(group);
     if (planned.unit >= 0) {
       ShardedUnit& unit = units[static_cast<size_t>(planned.unit)];
@@ -227,11 +227,9 @@ void ShardedEngine::build(ShardingPlan& plan) {
       part_of.emplace(slot.parameter.unsafeGetTensorImpl(), Part{slot.shard, std::move(info)});
     }
   }
-  // The peers' buffers of one group are read while the next group fills its own, and a third is ready early.
-  constexpr size_t kPooledBuffers = 3;
   if (!trainable_.empty()) {
-    pool_ = std::make_unique<GradientPool>(static_cast<int>(std::min(kPooledBuffers, trainable_.size())), largest,
-                                           trainable_.front()->device(), axes_.shard, [this] { return take_over_oldest(); });
+    pool_ = std::make_unique<GradientPool>(layout::gradient_buffers(std::move(gradient_bytes)), trainable_.front()->device(), axes_.shard,
+                                           [this] { return take_over_oldest(); });
   }
   for (const NamedTensor& p : plan.all) {
     if (!p.tensor.requires_grad()) continue;

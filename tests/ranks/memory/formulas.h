@@ -105,20 +105,32 @@ inline States replicated(const Case& bytes, const Group& all, int64_t ranks) {
           .optimizer = bytes.optimizer * numel};
 }
 
-/// zero = 1 to 3. Full gradients live in at most three buffers of the largest group's size (zero >= 2).
+/// Elements in buffers for full gradients: three of the longest group's, or three of length t for what is not longer and up to three of
+/// the longest's for the rest, whatever t makes it least.
+inline int64_t buffered(const std::vector<int64_t>& lengths) {
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  int64_t least = 3 * longest;
+  for (const int64_t t : lengths) {
+    const auto small = std::count_if(lengths.begin(), lengths.end(), [&](int64_t n) { return n <= t; });
+    least = std::min(least, std::min<int64_t>(3, small) * t + std::min<int64_t>(3, std::ssize(lengths) - small) * longest);
+  }
+  return least;
+}
+
+/// zero = 1 to 3.
 inline States sharded(const Case& bytes, const std::vector<Group>& groups, int64_t zero, int64_t rank, int64_t ranks) {
-  constexpr size_t kGradientBuffers = 3;
   States s;
-  int64_t longest = 0, longest_unit = 0;
+  int64_t longest_unit = 0;
+  std::vector<int64_t> lengths;
   for (const Group& group : groups) {
     const int64_t length = group.length(ranks), shard = length / ranks;
-    longest = std::max(longest, length);
+    lengths.push_back(length);
     if (group.unit) longest_unit = std::max(longest_unit, length);
     s.parameters += bytes.weight * (group.unit ? shard : length);
     s.gradients += bytes.gradient * (zero == 1 ? length : shard);
     s.optimizer += bytes.optimizer * group.owned(rank, ranks);
   }
-  if (zero >= 2) s.gradients += bytes.gradient * static_cast<int64_t>(std::min(kGradientBuffers, groups.size())) * longest;
+  if (zero >= 2) s.gradients += bytes.gradient * buffered(lengths);
   s.two_units = 2 * bytes.weight * longest_unit;
   return s;
 }
