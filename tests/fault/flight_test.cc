@@ -22,9 +22,9 @@ using testing::RankProcesses;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr std::chrono::minutes kFarDeadline{15};
+constexpr std::chrono::minutes kFlightDeadline{15};
 
-const RankBody kReduce("flight.reduce", [](World& world, const std::string& folder) -> std::string {
+const RankBody kFlightReduce("flight.reduce", [](World& world, const std::string& folder) -> std::string {
   install_flight_signal(SIGUSR1, folder);
   at::Tensor t = at::ones({1 << 18});
   for (int i = 0;; ++i) {
@@ -80,7 +80,7 @@ class Flight : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Backends, Flight, ::testing::Values("local", "gloo"), [](const auto& info) { return info.param; });
 
 TEST_P(Flight, OnDemandTheStoppedRankIsNamed) {
-  RankProcesses ranks(3, "flight.reduce", folder(), {.backend = GetParam(), .timeout = kFarDeadline, .environment = {}});
+  RankProcesses ranks(3, "flight.reduce", folder(), {.backend = GetParam(), .timeout = kFlightDeadline, .environment = {}});
   for (int r = 0; r < 3; ++r) ASSERT_TRUE(ranks.await_note(r, "reducing"));
   ranks.signal(2, SIGSTOP);
   Json report;
@@ -95,7 +95,7 @@ TEST_P(Flight, OnDemandTheStoppedRankIsNamed) {
 }
 
 TEST_P(Flight, WhoHoldsEverybodyUpIsNamedAndNotWhoIsHeldUp) {
-  RankProcesses ranks(3, "flight.elsewhere", folder(), {.backend = GetParam(), .timeout = kFarDeadline, .environment = {}});
+  RankProcesses ranks(3, "flight.elsewhere", folder(), {.backend = GetParam(), .timeout = kFlightDeadline, .environment = {}});
   for (int r = 0; r < 3; ++r) ASSERT_TRUE(ranks.await_note(r, "ready"));
   Json report;
   do {

@@ -33,11 +33,11 @@ double error_of(const torch::Tensor& a, const torch::Tensor& b, double floor) {
   return (a - b).abs().max().item<double>() / std::max(b.abs().max().item<double>(), floor);
 }
 
-struct Batch {
+struct RandomBatch {
   torch::Tensor tokens, targets;
 };
 
-Batch make_batch(int64_t vocab) {
+RandomBatch make_batch(int64_t vocab) {
   torch::manual_seed(7);
   return {torch::randint(vocab, {kRows, kTokens}), torch::randint(vocab, {kRows, kTokens})};
 }
@@ -47,7 +47,7 @@ void expect_same(const model::ModelSpec& spec, Reference reference, torch::Dtype
   reference->to(dtype);
   models::Transformer ours(spec, models::TransformerOptions{.dtype = dtype, .seed = 5, .kernels = kernels});
   copy_weights(ours, reference);
-  const Batch batch = make_batch(spec.vocab);
+  const RandomBatch batch = make_batch(spec.vocab);
 
   const auto logits = ours->logits(batch.tokens), expected_logits = reference(batch.tokens);
   const auto [loss, valid] = ours->loss_sum(batch.tokens, batch.targets);

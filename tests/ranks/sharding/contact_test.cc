@@ -59,7 +59,7 @@ std::string error_of(const std::function<void()>& fn) {
   return "no error";
 }
 
-double value_of(DataParallel& dp, const at::Tensor& parameter) {
+double number_of(DataParallel& dp, const at::Tensor& parameter) {
   const auto full = dp.gather_full();
   return parameter.min().item<double>();
 }
@@ -125,7 +125,7 @@ TEST(OrdinaryCode, SaveAndLoad) {
     std::stringstream into_plain(saved), into_wrapped(saved);
     torch::load(plain, into_plain);
     EXPECT_EQ(plain->factors[1]->w.min().item<double>(), 5);
-    EXPECT_EQ(value_of(dp, net->factors[1]->w), 5) << "what was written in the scope is kept";
+    EXPECT_EQ(number_of(dp, net->factors[1]->w), 5) << "what was written in the scope is kept";
     // torch::load replaces storage: refused where it is seen, at the latest at the end of the next backward.
     const std::string text = error_of([&] {
       torch::load(net, into_wrapped);
@@ -215,8 +215,8 @@ TEST(OrdinaryCode, TwoModelsAndTwoOptimizers) {
     first.zero_grad();
     second.continue_accumulation();
     second.zero_grad();
-    EXPECT_NEAR(value_of(second, critic->factors[0]->w), moved, 1e-12);
-    EXPECT_NEAR(value_of(first, generator->factors[0]->w), 2 - 0.01 * std::pow(moved, 4) * 8 * mean, 1e-12);
+    EXPECT_NEAR(number_of(second, critic->factors[0]->w), moved, 1e-12);
+    EXPECT_NEAR(number_of(first, generator->factors[0]->w), 2 - 0.01 * std::pow(moved, 4) * 8 * mean, 1e-12);
   });
 }
 

@@ -15,13 +15,13 @@ using testing::Trace;
 using testing::train_stack;
 
 
-struct Case {
+struct InjectedFaultCase {
   const char* name;
   CommFault fault;
   CommOps where;
 };
 
-const std::vector<Case> kCases{
+const std::vector<InjectedFaultCase> kInjectedFaults{
     {"missing_reduce", CommFault::missing_reduce, CommOps::reductions},
     {"double_count", CommFault::double_count, CommOps::reductions},
     {"wrong_scale", CommFault::wrong_scale, CommOps::reductions},
@@ -35,7 +35,7 @@ const std::vector<Case> kCases{
     {"gather_without_a_rank", CommFault::dropped_rank, CommOps::gathers},
 };
 
-class InjectedCommFault : public ::testing::TestWithParam<std::tuple<int, Case>> {};
+class InjectedCommFault : public ::testing::TestWithParam<std::tuple<int, InjectedFaultCase>> {};
 
 TEST_P(InjectedCommFault, IsCaughtByParity) {
   const auto& [zero, test] = GetParam();
@@ -57,7 +57,7 @@ TEST_P(InjectedCommFault, IsCaughtByParity) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Faults, InjectedCommFault, ::testing::Combine(::testing::Values(1, 2, 3), ::testing::ValuesIn(kCases)),
+INSTANTIATE_TEST_SUITE_P(Faults, InjectedCommFault, ::testing::Combine(::testing::Values(1, 2, 3), ::testing::ValuesIn(kInjectedFaults)),
                          [](const auto& info) { return "zero" + std::to_string(std::get<0>(info.param)) + "_" + std::get<1>(info.param).name; });
 
 TEST(InjectedCommFault, NoneLeavesParity) {

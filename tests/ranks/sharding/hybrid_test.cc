@@ -27,7 +27,7 @@ struct Grid {
   bool once = false;   // over the replicas in the last micro-step only
 };
 
-std::string name_of(const ::testing::TestParamInfo<Grid>& info) {
+std::string grid_name(const ::testing::TestParamInfo<Grid>& info) {
   const Grid& g = info.param;
   return std::to_string(g.replicas) + "x" + std::to_string(g.shards) + "_zero" + std::to_string(g.zero) + (g.reshard ? "" : "_keep") + "_" +
          std::to_string(g.micro_steps) + (g.every ? "reduced" : "micro") + (g.once ? "_across_once" : "");
@@ -61,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(Grids, HybridParity,
                                            Grid{2, 1, 1}, Grid{2, 1, 2, true, 3, false, Method::torch_adamw}, Grid{2, 1, 3},
                                            Grid{2, 2, 1, true, 3, true, Method::weft_sgd, true}, Grid{3, 1, 2, true, 2, true, Method::own, true},
                                            Grid{2, 2, 3, true, 3, true, Method::weft_adamw, true}),
-                         name_of);
+                         grid_name);
 
 TEST(HybridParity, MeshAndGloo) {
   const Trace reference = train_stack(Comm(), {});

@@ -22,7 +22,7 @@ struct Dial {
   Method method;
 };
 
-std::string name_of(const ::testing::TestParamInfo<Dial>& info) {
+std::string dial_name(const ::testing::TestParamInfo<Dial>& info) {
   const Dial& d = info.param;
   const char* methods[] = {"adamw", "sgd", "torch_adamw", "own"};
   return "zero" + std::to_string(d.zero) + (d.reshard ? "" : "_keep") + "_" + std::to_string(d.ranks) + "ranks_" +
@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Dial{3, true, 2, 1, false, Method::weft_adamw}, Dial{3, true, 3, 4, false, Method::torch_adamw},
                       Dial{3, true, 4, 2, true, Method::own}, Dial{3, false, 2, 4, true, Method::weft_sgd},
                       Dial{3, false, 3, 1, false, Method::weft_adamw}, Dial{3, true, 2, 4, false, Method::weft_sgd}),
-    name_of);
+    dial_name);
 
 TEST(ShardingParity, ABranchThatSomeRanksDoNotTake) {
   // Against DDP, which does not care who uses what.
