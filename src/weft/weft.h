@@ -18,3 +18,4 @@
 #include "weft/optim/optim.h"
 #include "weft/parallel/data_parallel.h"
 #include "weft/parallel/parallelize.h"
+#include "weft/train/verify_program.h"

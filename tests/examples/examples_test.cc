@@ -53,5 +53,19 @@ INSTANTIATE_TEST_SUITE_P(Programs, Example, ::testing::Values("data_parallel", "
                            return name;
                          });
 
+/// examples/verify_layouts.cc finds the mistake that it can be given.
+TEST(VerifyLayouts, PassesAndNamesWhatIsBroken) {
+  const std::string program = folder_of_programs() + "/example_verify_layouts";
+  for (const std::string& start : {program, "run -n 2 -- " + program}) {
+    const bool alone = start == program;
+    const auto right = alone ? testing::run_command(start) : testing::weft_command(start);
+    EXPECT_EQ(right.exit_code, 0) << right.out << right.err;
+    EXPECT_THAT(right.out, ::testing::HasSubstr("tp=2,sequence_parallel=true"));
+    const auto broken = alone ? testing::run_command(start + " broken") : testing::weft_command(start + " broken");
+    EXPECT_EQ(broken.exit_code, 1) << broken.out << broken.err;
+    EXPECT_THAT(broken.out, ::testing::HasSubstr("OUT: gradient of second.norm.weight"));
+  }
+}
+
 }  // namespace
 }  // namespace weft

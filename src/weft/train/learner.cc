@@ -4,6 +4,7 @@
 #include "weft/nn/activations.h"
 #include "weft/parallel/flat_view.h"
 #include "weft/parallel/gradient_hook.h"
+#include "weft/train/layout_text.h"
 
 namespace weft::train {
 namespace {
@@ -33,11 +34,7 @@ DataParallelOptions dp_options(const Job& job) {
   DataParallelOptions options;
   // The loss is divided by one global count, so that gradients of ranks add up.
   options.grad_scale = GradScale::sum;
-  options.sharding = sharding_of_zero(job.config.parallel.zero);
-  options.dp_shard = job.config.parallel.dp_shard;
-  options.reshard_after_forward = job.config.parallel.reshard_after_forward;
-  if (job.config.parallel.reshard_group > 0) options.reshard_after_forward = job.config.parallel.reshard_group;
-  options.prefetch = job.config.parallel.prefetch;
+  set_sharding(job.config.parallel, options);
   if (gradient_type(job) != job.dtype) options.gradient_dtype = gradient_type(job);
   const std::string& reduce = job.config.train.reduce_dtype;
   if (reduce != "auto" && scalar_type(reduce) != gradient_type(job)) options.reduce_dtype = scalar_type(reduce);
@@ -98,19 +95,25 @@ Learner::Learner(const Job& job, const Axes& axes, at::Device device)
   if (c.ema > 0) ema_.emplace(dp_, optim::EmaOptions{.decay = c.ema, .warmup = c.ema_warmup});
 }
 
+void start_pass(DataParallel& dp, int64_t pass, int64_t passes) {
+  const bool last = pass + 1 == passes;
+  // Full gradients that wait for the last pass are what zero = 2 and 3 are there to avoid.
+  const bool reduce_every_pass = dp.options().sharding >= Sharding::gradients;
+  dp.sync(reduce_every_pass || last);
+  if (!reduce_every_pass) return;
+  dp.sync_replicas(last);
+  if (pass > 0 && dp.comm().size() > 1) dp.continue_accumulation();
+}
+
 StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update) {
   StepResult result;
   const int64_t passes = batches.accumulation();
-  // Full gradients that wait for the last pass are what zero = 2 and 3 are there to avoid.
-  const bool reduce_every_pass = dp_.options().sharding >= Sharding::gradients;
   for (int64_t pass = 0; pass < passes; ++pass) {
     const memory::Scope scope(Category::activations);
     data::Batch batch = batches.at(update * global_batch_, pass);
     batch.inputs = batch.inputs.to(device_);
     batch.targets = batch.targets.to(device_);
-    dp_.sync(reduce_every_pass || pass + 1 == passes);
-    if (reduce_every_pass) dp_.sync_replicas(pass + 1 == passes);
-    if (reduce_every_pass && pass > 0 && dp_.comm().size() > 1) dp_.continue_accumulation();
+    start_pass(dp_, pass, passes);
     const nn::TokenPlace place{.step = update, .first_sample = batch.first_sample};
     const nn::LossSum loss = model_->loss_sum(batch.inputs, batch.targets, models::kIgnoreIndex, place);
     const at::Tensor mean = scale_loss(loss.sum, batches.tokens_per_step(), dp_);

@@ -20,6 +20,9 @@ struct StepResult {
   bool skip = false;     ///< fp16: gradients overflowed on some rank and were dropped on all
 };
 
+/// Before the forward of pass `pass` of a step's `passes`: says what its backward reduces.
+void start_pass(DataParallel& dp, int64_t pass, int64_t passes);
+
 class Learner {
  public:
   /// Collective over the ranks of `axes`. On the meta device (a rehearsal) nothing is computed: the same tensors are

@@ -16,9 +16,9 @@ constexpr const char* kTokenizerKey = "weft.tokenizer";
 
 }  // namespace
 
-std::vector<NamedTensor> whole_weights(models::Transformer& model, bool keep) {
+std::vector<NamedTensor> whole_weights(const torch::nn::Module& module, bool keep) {
   std::vector<NamedTensor> tensors;
-  for (const auto& parameter : model->named_parameters()) {
+  for (const auto& parameter : module.named_parameters()) {
     const auto placement = nn::placement_of(parameter.value());
     const at::Tensor whole = placement ? nn::whole_tensor(parameter.value(), placement) : parameter.value();
     if (keep) tensors.push_back({parameter.key(), whole});

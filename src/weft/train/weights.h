@@ -12,7 +12,7 @@ namespace weft::train {
 
 /// All parameters by name, whole. Those that tensor-parallel ranks share out are gathered one by one (collective over these ranks);
 /// ranks with `keep` = false let go of each at once and return nothing.
-std::vector<NamedTensor> whole_weights(models::Transformer& model, bool keep);
+std::vector<NamedTensor> whole_weights(const torch::nn::Module& module, bool keep);
 
 /// Writes them, in the model's dtype, and the tokenizer's id as metadata.
 void save_weights(const std::vector<NamedTensor>& weights, const Job& job, const std::string& path);

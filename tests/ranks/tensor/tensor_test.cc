@@ -49,6 +49,10 @@ TEST(TensorParity, LossesInFp32AreOneRanks) {
   testing::expect_verified(testing::kVerifyModels[1], train::split_layouts("tp=2,sequence_parallel=true; dp=2,tp=2"), "fp32");
 }
 
+TEST(TensorParity, OnGlooAsWell) {
+  testing::expect_verified(testing::kVerifyModels[0], train::split_layouts("tp=3; tp=2,sequence_parallel=true; dp_shard=2,zero=3,tp=2"), "fp64", "gloo");
+}
+
 /// Known faults, each in one rank.
 TEST(Verify, FindsAndNamesWhatIsBroken) {
   testing::TempDir dir;
@@ -60,9 +64,9 @@ TEST(Verify, FindsAndNamesWhatIsBroken) {
       at::Tensor parameter = learner.model()->named_parameters()[name];
       if (world.rank() == world.size() - 1) fault(parameter);
     };
-    const train::VerifyReport report = train::verify(config, {layout}, options);
+    const VerifyReport report = train::verify(config, {layout}, options);
     EXPECT_FALSE(report.ok());
-    EXPECT_THAT(train::to_text(report), HasSubstr("OUT: "));
+    EXPECT_THAT(to_text(report), HasSubstr("OUT: "));
     return report.rows.front().first;
   };
   const auto scale_gradient = [](at::Tensor& p) { p.register_hook([](const at::Tensor& g) { return g * 1.001; }); };
@@ -75,6 +79,17 @@ TEST(Verify, FindsAndNamesWhatIsBroken) {
   EXPECT_THAT(first_of("tp=4", scale_gradient, "layers.0.attn.wk.weight"), StartsWith("copies of layers.0.attn.wk.weight"));
   EXPECT_THAT(first_of("tp=2,sequence_parallel=true", scale_gradient, "layers.1.norm2.weight"), StartsWith("copies of layers.1.norm2.weight"));
   EXPECT_THAT(first_of("tp=2", nudge, "layers.0.ffn.w2.weight"), StartsWith("start values of layers.0.ffn.w2.weight"));
+  // Ranks that rank 0 shares no group with: it computes what one rank does.
+  const auto drifting = [&](const std::string& layout, int64_t rank) {
+    train::VerifyOptions options{.steps = 1};
+    options.on_step = [rank](train::Learner& learner, const World& world) {
+      const at::NoGradGuard no_grad;
+      if (world.rank() == rank) learner.model()->named_parameters()["norm.weight"].mul_(1 + 1e-7);
+    };
+    return train::verify(config, {layout}, options).rows.front().first;
+  };
+  EXPECT_THAT(drifting("dp=2,tp=2", 3), StartsWith("copies of norm.weight on tensor-parallel ranks"));
+  EXPECT_THAT(drifting("dp=2", 1), StartsWith("copies of norm.weight on data-parallel ranks"));
   EXPECT_THAT(first_of("tp=5", nudge, "tok.weight"), AllOf(HasSubstr("5 ranks"), HasSubstr("legal")));
 }
 

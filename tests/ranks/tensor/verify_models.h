@@ -81,14 +81,15 @@ inline std::vector<std::string> verify_layouts(const VerifyModel& model) {
   return layouts;
 }
 
-inline void expect_verified(const VerifyModel& model, const std::vector<std::string>& layouts, const std::string& dtype = "fp64") {
+inline void expect_verified(const VerifyModel& model, const std::vector<std::string>& layouts, const std::string& dtype = "fp64", const std::string& backend = "auto") {
   TempDir dir;
   write_verify_tokens(dir / "tokens.bin");
   config::RunConfig config = verify_config(model, dir / "tokens.bin");
   config.train.dtype = dtype;
-  const train::VerifyReport report = train::verify(config, layouts, {.steps = 10});
+  config.layout.backend = backend;
+  const VerifyReport report = train::verify(config, layouts, {.steps = 10});
   EXPECT_EQ(report.rows.size(), layouts.size());
-  EXPECT_TRUE(report.ok()) << model.name << "\n" << train::to_text(report);
+  EXPECT_TRUE(report.ok()) << model.name << "\n" << to_text(report);
 }
 
 }  // namespace weft::testing

@@ -27,8 +27,8 @@ void run_verify(const VerifyCommand& command) {
   config::RunConfig config = config::load(command.config, command.overrides);
   config.train.dtype = command.dtype;
   const std::vector<std::string> layouts = train::split_layouts(command.layouts);
-  const train::VerifyReport report = train::verify(config, layouts, command.options);
-  fmt::print("{}", command.json ? train::to_json(report) + "\n" : train::to_text(report));
+  const VerifyReport report = train::verify(config, layouts, command.options);
+  fmt::print("{}", command.json ? to_json(report) + "\n" : to_text(report));
   if (!report.ok()) throw CLI::RuntimeError(kOutOfTolerance);
 }
 
@@ -48,8 +48,8 @@ void add_verify(CLI::App& app) {
   verify->add_option("--tolerance", command->options.tolerance, "largest relative difference; 0 = 1e-10 in fp64, looser in other dtypes")
       ->check(CLI::NonNegativeNumber)->capture_default_str();
   verify->add_flag("--json", command->json, "print as JSON");
-  verify->footer("All ranks run on this machine, as threads of this process. Exit code 1: a layout is out of tolerance, and the first tensor that\n"
-                 "is out is named.\n\nExample: weft verify configs/demo.toml --set train.global_batch=4 --layouts \"dp=2; tp=2; dp_shard=2,zero=3,tp=2\"\n");
+  verify->footer("All ranks run on this machine, as threads of this process. Compared are losses, norms, gradients, weights, and what several\n"
+                 "ranks must hold alike. Exit code 1: a layout is out of tolerance, and the first tensor that is out is named.\n\nExample: weft verify configs/demo.toml --set train.global_batch=4 --layouts \"dp=2; tp=2; dp_shard=2,zero=3,tp=2\"\n");
   verify->callback([command] { run_verify(*command); });
 }
 
