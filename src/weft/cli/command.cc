@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <new>
 
 #include "weft/core/cause.h"
 #include "weft/core/error.h"
@@ -34,6 +35,14 @@ void check_command_names(const CLI::App& root, int argc, char** argv) {
     app = next;
     path += " " + word;
   }
+}
+
+bool lacked_memory(const std::exception& error) {
+#ifdef WEFT_WITH_TORCH
+  return is_lack_of_memory(error);
+#else
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+#endif
 }
 
 /// Results that a full disk swallowed must not look like success.
@@ -86,6 +95,10 @@ int run(int argc, char** argv) {
     // The stack of libtorch would push the cause out of the last lines that `weft run` shows.
     const char* const debug = std::getenv("WEFT_DEBUG");
     const std::string text = debug && *debug && *debug != '0' ? error.what() : cause_text(error.what());
+    if (lacked_memory(error)) {
+      std::fprintf(stderr, "weft: out of memory: %s. Give the process more (ulimit -d, ulimit -v), or it less to do\n", text.c_str());
+      return static_cast<int>(ExitCode::config);
+    }
     std::fprintf(stderr, "weft: internal error: %s\n", text.c_str());
     return static_cast<int>(ExitCode::internal);
   }

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <exception>
 #include <functional>
 #include <string>
 
@@ -16,6 +17,8 @@ using AddCommand = std::function<void(CLI::App&)>;
 void add_planner_commands(CLI::App& app);
 /// Commands that need libtorch; absent in a build with WEFT_WITH_TORCH=OFF.
 void add_runtime_commands(CLI::App& app);
+/// Whether `error` says in libtorch's or a kernel's words that there was no memory. Of the same half.
+bool is_lack_of_memory(const std::exception& error);
 
 /// "weft 0.1.0 (libtorch 2.15.0; g++ 12.2.0)".
 std::string version_text();

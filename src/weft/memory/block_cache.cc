@@ -1,5 +1,7 @@
 #include "weft/memory/block_cache.h"
 
+#include <sys/mman.h>
+
 #include <bit>
 #include <cstdlib>
 
@@ -14,7 +16,22 @@ void* system_allocate(size_t bytes) {
   return posix_memalign(&data, BlockCache::kAlignment, bytes) == 0 ? data : nullptr;
 }
 
+/// Null where it would leave less than kHeadroom. Fresh blocks are rare, and the question takes two microseconds.
+void* allocate_with_headroom(size_t bytes) {
+  void* data = system_allocate(bytes);
+  if (data == nullptr || has_headroom()) return data;
+  std::free(data);
+  return nullptr;
+}
+
 }  // namespace
+
+bool has_headroom() {
+  void* pages = mmap(nullptr, kHeadroom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) return false;
+  munmap(pages, kHeadroom);
+  return true;
+}
 
 // Class c holds blocks of 2^(16 + c / 8) * (1 + (c % 8) / 8) bytes.
 int size_class(size_t bytes) {
@@ -43,10 +60,10 @@ BlockCache::Block BlockCache::take(size_t bytes) {
       return {data, true};
     }
   }
-  void* data = system_allocate(class_bytes(index));
+  void* data = allocate_with_headroom(class_bytes(index));
   if (data == nullptr) {
     release();
-    data = system_allocate(class_bytes(index));
+    data = allocate_with_headroom(class_bytes(index));
   }
   return {data, false};
 }

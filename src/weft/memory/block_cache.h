@@ -17,6 +17,12 @@ int size_class(size_t bytes);
 /// Bytes of the blocks of a class: the smallest class size >= bytes is class_bytes(size_class(bytes)).
 size_t class_bytes(int size_class);
 
+/// What tensors leave to everybody else: kernels generate code, take scratch and start threads, and where they find nothing some of
+/// them crash instead of saying so (oneDNN's code generator).
+inline constexpr size_t kHeadroom = size_t{24} << 20;
+/// Whether the system would still give kHeadroom to this process (ulimit -d and -v, strict overcommit).
+bool has_headroom();
+
 /// Thread-safe. Memory is aligned to kAlignment.
 class BlockCache {
  public:
@@ -28,7 +34,7 @@ class BlockCache {
   ~BlockCache() { release(); }
 
   struct Block {
-    void* data = nullptr;  ///< null: the system has no memory left
+    void* data = nullptr;  ///< null: the system has no memory left, or less than kHeadroom besides the block
     bool reused = false;
   };
   /// A block of at least `bytes` bytes.

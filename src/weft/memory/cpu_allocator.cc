@@ -7,7 +7,10 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <string_view>
 
+#include "weft/core/error.h"
 #include "weft/core/units.h"
 #include "weft/memory/block_cache.h"
 
@@ -105,6 +108,13 @@ OutOfMemory::OutOfMemory(int64_t bytes, Space space)
       asked(bytes),
       category(current_category()),
       usage(memory::usage(space)) {}
+
+bool is_lack_of_memory(const std::exception& error) {
+  if (dynamic_cast<const Error*>(&error) != nullptr) return false;
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr || dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
+  // libtorch's own allocator throws a plain error.
+  return std::string_view(error.what()).find("DefaultCPUAllocator") != std::string_view::npos || !has_headroom();
+}
 
 void rebook(const at::Tensor& tensor, Category category) {
   if (!tensor.defined() || !tensor.has_storage()) return;

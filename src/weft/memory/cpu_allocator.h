@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 
 #include "weft/memory/account.h"
 
@@ -33,6 +34,10 @@ class OutOfMemory : public c10::OutOfMemoryError {
   Category category;  ///< what it was for
   Usage usage;
 };
+
+/// Whether `error` says that there was no memory: an allocator's, of this library or libtorch's, the language's, or, when the system
+/// has next to nothing left, whatever a kernel or a thread's start makes of that. Errors of Weft's own kinds mean what they say.
+bool is_lack_of_memory(const std::exception& error);
 
 /// From now on `tensor`'s storage belongs to `category` (for memory that others allocated, such as gradients that autograd
 /// made). No-op for storage that no installed allocator of ours gave out.

@@ -7,6 +7,7 @@
 
 #include "weft/core/error.h"
 #include "weft/core/units.h"
+#include "weft/cost/memory.h"
 #include "weft/memory/table.h"
 
 namespace weft::train {
@@ -32,6 +33,21 @@ memory::Usage from_text(const std::string& text) {
     for (int64_t& bytes : *amounts) in >> bytes;
   }
   return usage;
+}
+
+/// Bytes of `activations` that go where all blocks are recomputed: all but one block's and each one's input, as far as blocks have them.
+double freed_by_recompute(const Job& job, double activations) {
+  cost::ActivationShape shape;
+  shape.tokens = static_cast<double>(job.accumulation.micro_batch * job.config.data.seq);
+  shape.sequence = static_cast<double>(job.config.data.seq);
+  shape.tp = static_cast<double>(job.config.layout.tp);
+  shape.sequence_parallel = job.config.parallel.sequence_parallel;
+  const auto hidden = static_cast<double>(job.spec.hidden), layers = static_cast<double>(job.spec.layers());
+  const model::BlockSpec& block = job.spec.blocks.front();
+  const cost::BlockBytes bytes = cost::block_bytes(block, hidden, /*layer_norm=*/false, shape, {});
+  const double input = cost::kept_bytes(block, bytes, hidden, shape, layout::Recompute::full, /*flash=*/true);
+  const double blocks = layers * bytes.total() * static_cast<double>(c10::elementSize(job.dtype)) / 2;  // it counts 16 bits
+  return std::min(activations, blocks) * (layers - 1) / layers * (1 - input / bytes.total());
 }
 
 struct Lever {
@@ -62,6 +78,11 @@ std::vector<Lever> levers(const Job& job, const memory::Usage& usage) {
     add(fmt::format("parallel.zero = 3 (now {}): every rank keeps a part of what all keep now, the same result", zero),
         shared - shared / dp, true);
   }
+  if (c.train.recompute != "full" && !c.train.offload_activations) {
+    add(fmt::format("train.recompute = \"full\" (now {}): the blocks' activations are computed again in backward, some third more time, the "
+                    "same result", c.train.recompute),
+        static_cast<int64_t>(freed_by_recompute(job, static_cast<double>(activations))), true);
+  }
   if (c.train.dtype == "fp64") add("train.dtype = \"fp32\": half the bytes of everything", usage.live / 2);
   if (c.train.dtype == "fp32") add("train.dtype = \"bf16\": half the bytes of activations", activations / 2);
   if (c.data.seq > 1) {
@@ -77,7 +98,7 @@ std::vector<Lever> levers(const Job& job, const memory::Usage& usage) {
     add("offload.optimizer = \"nvme\", and offload.dir: the optimizer's state in a file, slower updates, the same result",
         usage.of(Category::optimizer) - buffers, true);
   }
-  if (c.optimizer.name == "adamw") {
+  if (c.optimizer.name == "adamw" && c.offload.optimizer != "nvme") {
     const int64_t now = usage.of(Category::optimizer), moments = c.train.dtype == "bf16" || c.train.dtype == "fp16" ? now * 2 / 3 : now;
     add("optimizer.name = \"adam8bit\": moments in 8 bits instead of 32", moments * 3 / 4);
   }

@@ -1,11 +1,12 @@
 // Memory of a run: what every rank held, and what to do when it was too much.
 #pragma once
 
-#include <new>
+#include <exception>
 #include <string>
 #include <vector>
 
 #include "weft/comm/comm.h"
+#include "weft/core/cause.h"
 #include "weft/memory/cpu_allocator.h"
 #include "weft/train/job.h"
 
@@ -33,10 +34,9 @@ auto explain_out_of_memory(const Job& job, int rank, Fn&& fn) {
     memory::Usage wanted = error.usage;
     wanted.live_of[static_cast<size_t>(error.category)] += error.asked;
     throw_out_of_memory(job, rank, error.what_without_backtrace(), wanted);
-  } catch (const c10::OutOfMemoryError& error) {
-    throw_out_of_memory(job, rank, error.what_without_backtrace(), memory::usage());
-  } catch (const std::bad_alloc&) {
-    throw_out_of_memory(job, rank, "out of memory: the system has none left", memory::usage());
+  } catch (const std::exception& error) {
+    if (!memory::is_lack_of_memory(error)) throw;
+    throw_out_of_memory(job, rank, "out of memory: the system has none left (" + cause_text(error.what()) + ")", memory::usage());
   }
 }
 

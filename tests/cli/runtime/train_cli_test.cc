@@ -221,6 +221,9 @@ TEST_F(TrainCommand, OutOfMemoryEndsWithTheTableAndTheLargestLever) {
                                   HasSubstr("held and asked for"), HasSubstr("Largest lever: train.micro_batch = ")));
     EXPECT_EQ(lines("events.jsonl").back()["event"], "failure");
   }
+  const std::string deep = "--set train.memory_limit_gb=0.003 --set model.layers=8 --set run.overwrite=true";
+  EXPECT_THAT(train(1, deep).err, HasSubstr("Largest lever: train.recompute = \"full\" (now none)"));
+  EXPECT_THAT(train(1, deep + " --set train.recompute=full").err, Not(HasSubstr("Largest lever: train.recompute")));
 }
 
 TEST_F(TrainCommand, RehearsalTellsMemoryAndTrafficOfAnyRank) {

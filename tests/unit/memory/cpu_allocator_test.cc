@@ -1,10 +1,15 @@
 #include "weft/memory/cpu_allocator.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <torch/types.h>
 
+#include <cstdlib>
+#include <new>
 #include <thread>
 
+#include "weft/core/error.h"
 #include "weft/memory/block_cache.h"
 
 namespace weft {
@@ -40,6 +45,44 @@ TEST(BlockCache, ReusesBlocksAndStaysWithinItsLimit) {
   EXPECT_LE(cache.cached(), cache.limit());
   cache.release();
   EXPECT_EQ(cache.cached(), 0U);
+}
+
+// What is left to kernels and threads, which may crash where they find nothing. In a process of its own: limits cannot be raised again.
+TEST(BlockCache, LeavesHeadroomToOthers) {
+  EXPECT_TRUE(memory::has_headroom());
+  const auto limited = [] {
+    rlimit limit{};
+    limit.rlim_cur = limit.rlim_max = size_t{1} << 40;
+    const auto fits = [&](size_t bytes) {
+      void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (pages != MAP_FAILED) munmap(pages, bytes);
+      return pages != MAP_FAILED;
+    };
+    // To where twice the headroom and a bit is free.
+    size_t low = 0, high = size_t{1} << 40;
+    while (high - low > (size_t{1} << 16)) {
+      const size_t middle = low + (high - low) / 2;
+      limit.rlim_cur = middle;
+      setrlimit(RLIMIT_DATA, &limit);
+      (fits(2 * memory::kHeadroom + (size_t{4} << 20)) ? high : low) = middle;
+    }
+    limit.rlim_cur = high;
+    setrlimit(RLIMIT_DATA, &limit);
+    memory::BlockCache cache(size_t{1} << 30);
+    const bool before = memory::has_headroom();
+    const void* first = cache.take(memory::kHeadroom).data;
+    const void* second = cache.take(memory::kHeadroom / 2).data;
+    std::_Exit(before && first != nullptr && second == nullptr ? 0 : 1);
+  };
+  EXPECT_EXIT(limited(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(OutOfMemory, IsToldFromOtherErrors) {
+  EXPECT_TRUE(memory::is_lack_of_memory(std::bad_alloc()));
+  EXPECT_TRUE(memory::is_lack_of_memory(memory::OutOfMemory(1, memory::Space::cpu)));
+  EXPECT_TRUE(memory::is_lack_of_memory(std::runtime_error("[enforce fail] DefaultCPUAllocator: can't allocate memory")));
+  EXPECT_FALSE(memory::is_lack_of_memory(std::runtime_error("could not create a primitive"))) << "there is memory";
+  EXPECT_FALSE(memory::is_lack_of_memory(ConfigError("out of memory")));
 }
 
 // One test installs, because installation lasts for the process.

@@ -1,4 +1,5 @@
 // Each optimizer on one rank against the formulas of its paper (tests/reference/optimizers.h), and what all of them share.
+#include <set>
 #include <sstream>
 #include <torch/serialize.h>
 
@@ -249,6 +250,43 @@ TEST(Rules, GroupsKeepTheirOptions) {
   lion.step();
   EXPECT_FLOAT_EQ(a[0].item<float>(), 1 - 1e-4F);
   EXPECT_FLOAT_EQ(b[0].item<float>(), 0.0F) << "halved by decay, then by the rate";
+}
+
+/// Of codes 0 .. 255: values between which fp32 numbers are rounded, computed as the books of codes are.
+std::vector<float> middles_of(const at::Tensor& tree) {
+  std::vector<float> middles;
+  for (int64_t i = 0; i < 255; ++i) middles.push_back(static_cast<float>((tree[i].item<double>() + tree[i + 1].item<double>()) / 2));
+  return middles;
+}
+
+// The vectorised search against the definition, in fp32: at every middle, beside it, and at numbers of all sizes; on several instruction
+// widths' tails. With betas of 0 the moments are the gradient and its square.
+TEST(Rules, PackedMomentsHaveTheNearestCode) {
+  torch::manual_seed(11);
+  const std::vector<float> first = middles_of(reference::dynamic_code(true)), second = middles_of(reference::dynamic_code(false));
+  std::vector<float> special{0.0F, -0.0F, 1e-30F, -1e-30F, 1.0F, 2e-7F, -2e-7F, 0.999F, std::nextafter(1.0F, 0.0F)};
+  for (const float m : first) special.insert(special.end(), {m, std::nextafter(m, 2.0F), std::nextafter(m, -2.0F)});
+  for (const float m : second) special.insert(special.end(), {std::sqrt(m), std::nextafter(std::sqrt(m), 2.0F), std::nextafter(std::sqrt(m), 0.0F)});
+  at::Tensor grad = torch::rand({4096 * 5 + 77}).mul(-18).exp2() * torch::randn({4096 * 5 + 77}).sign();
+  for (size_t i = 0; i < special.size(); ++i) grad[static_cast<int64_t>(i)] = special[i];
+  for (int64_t block = 0; block < grad.numel(); block += 256) grad[block] = -1.0F;  // the scale
+  grad.narrow(0, 256 * 40, 256).zero_();
+  const auto moment = [&] { return QuantMoment{torch::zeros(grad.numel(), torch::kByte), torch::zeros({(grad.numel() + 255) / 256})}; };
+  const QuantMoment m = moment(), v = moment();
+  adam8bit_update({.lr = 1e-3, .beta1 = 0, .beta2 = 0, .eps = 1e-8, .weight_decay = 0, .step = 1}, torch::zeros_like(grad), grad, m, v, {});
+  const auto nearest = [](const std::vector<float>& middles, float x) { return std::lower_bound(middles.begin(), middles.end(), x) - middles.begin(); };
+  std::set<int64_t> seen_m, seen_v;
+  for (int64_t i = 0; i < grad.numel(); ++i) {
+    const auto x = grad[i].item<float>(), square = x * x;
+    ASSERT_EQ(m.codes[i].item<int64_t>(), nearest(first, x)) << x;
+    ASSERT_EQ(v.codes[i].item<int64_t>(), square > 0 ? std::max<int64_t>(1, nearest(second, square)) : 0) << x;
+    seen_m.insert(m.codes[i].item<int64_t>());
+    seen_v.insert(v.codes[i].item<int64_t>());
+  }
+  EXPECT_GT(seen_m.size(), 250U);
+  EXPECT_GT(seen_v.size(), 250U);
+  EXPECT_EQ(m.scales[0].item<float>(), 1.0F);
+  EXPECT_EQ(m.scales[40].item<float>(), 0.0F);
 }
 
 // A moment that underflowed to zero would let eps alone divide the step.
