@@ -35,6 +35,8 @@ const std::vector<Key>& keys() {
       {"matmul_bf16_gflops", &MachineFile::matmul_bf16_gflops, false, 0, "large products in bf16; 0: not measured"},
       {"link_gbps", &MachineFile::link_gbps, false, 0, "bus bandwidth of a large all-reduce inside the node; 0: one device"},
       {"operation_us", &MachineFile::operation_us, false, 0, "one small operation, start to end"},
+      {"training_share_fp32", &MachineFile::training_share_fp32, false, 1e-3, "what a whole training step in fp32 reached of what these rates promise"},
+      {"training_share_bf16", &MachineFile::training_share_bf16, false, 1e-3, "the same in bf16"},
       {"nic_gbits", &MachineFile::nic_gbits, false, 0, "network of one device towards other nodes; not measured"}};
   return kKeys;
 }
@@ -120,6 +122,8 @@ machine::Machine machine_of(const MachineFile& file) {
   device.node_devices = device.link_domain = file.devices;
   device.nic_gbits = file.nic_gbits;
   device.operation_us = file.operation_us;
+  device.training_share_fp32 = file.training_share_fp32;
+  device.training_share_bf16 = file.training_share_bf16;
   device.calibrated = true;
   machine.node_devices = machine.link_domain = file.devices;
   machine.nic_gbits = file.nic_gbits;

@@ -18,6 +18,8 @@ struct MachineFile {
   double matmul_bf16_gflops = 0;  ///< 0: not measured
   double link_gbps = 0;           ///< bus bandwidth of a large all-reduce inside the node; 0: one device
   double operation_us = 0;        ///< one small operation, start to end
+  double training_share_fp32 = 1;  ///< what a whole training step in fp32 reached of the step that the rates above promise
+  double training_share_bf16 = 1;  ///< the same in bf16
   double nic_gbits = 10;          ///< not measured
 };
 

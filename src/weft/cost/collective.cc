@@ -50,7 +50,7 @@ Group group_of(const machine::Machine& machine, int64_t ranks, int64_t stride, c
   group.per_domain = static_cast<double>(per_domain);
   const machine::Device& device = machine.device;
   // Devices without links talk through the host: its rate, shared with the copy out.
-  group.link = 1e9 * (device.link_gbps > 0 ? device.link_gbps * kLinkShare : device.host_gbps * 0.5);
+  group.link = 1e9 * (device.link_gbps > 0 ? device.link_gbps * (device.calibrated ? 1 : kLinkShare) : device.host_gbps * 0.5);
   double nic = 1e9 / 8 * machine.nic_gbits * tuning.nic_share;
   if (machine.host_network) nic *= tuning.omni_path_share;
   if (machine.pod_devices > 0 && ranks * stride > machine.pod_devices) nic /= machine.oversubscription;

@@ -33,6 +33,7 @@ Rates Rates::of(const machine::Device& device, machine::Precision precision, con
   rates.memory = 1e12 * tuning.memory_share * device.memory_tbps;
   rates.multiprocessors = static_cast<double>(device.multiprocessors);
   rates.gap = 1e-6 * tuning.kernel_gap_us;
+  rates.element = precision == machine::Precision::fp32 ? 4 : 2;
   if (device.calibrated) {
     // Measured with this machine's own kernels, in which shares, fills and gaps are contained.
     rates.matmul = 1e12 * machine::matmul_tflops(device, wide);
@@ -40,6 +41,9 @@ Rates Rates::of(const machine::Device& device, machine::Precision precision, con
     rates.memory = 1e12 * device.memory_tbps;
     rates.gap = 1e-6 * device.operation_us;
     rates.attention = rates.matmul;
+    // What a real step reached of what these rates promise.
+    const double share = precision == machine::Precision::fp32 ? device.training_share_fp32 : device.training_share_bf16;
+    rates.matmul *= share, rates.matmul_low *= share, rates.attention *= share, rates.memory *= share, rates.gap /= share;
     return rates;
   }
   rates.attention = 1e12 * machine::matmul_tflops(device, wide);
@@ -63,15 +67,15 @@ double gemm_efficiency(const Gemm& gemm, double multiprocessors, double k_fill) 
 
 double gemm_time(const Gemm& gemm, const Rates& rates, bool low_precision, double out_bytes) {
   const double rate = low_precision ? rates.matmul_low : rates.matmul;
-  const double in_bytes = low_precision ? 1.0 : 2.0;
+  const double in_bytes = low_precision ? 1.0 : rates.element;
   // The fill is a time; in steps of k it is longer on faster multiprocessors.
   const double k_fill = rates.fill * rate / (rates.multiprocessors * 2 * kTiles[0].m * kTiles[0].n);
   const double efficiency = gemm_efficiency(gemm, rates.multiprocessors, k_fill);
   const double arithmetic = gemm.flops() / (rate * efficiency);
-  const double in = gemm.batch * in_bytes * (gemm.m * gemm.k + gemm.n * gemm.k), out = gemm.batch * out_bytes * gemm.m * gemm.n;
+  const double in = gemm.batch * in_bytes * (gemm.m * gemm.k + gemm.n * gemm.k), out = gemm.batch * std::max(out_bytes, rates.element) * gemm.m * gemm.n;
   return std::max(arithmetic + kExposedStore * out / rates.memory, (in + out) / rates.memory) + rates.gap;
 }
 
-double stream_time(double bytes, const Rates& rates) { return bytes / rates.memory + rates.gap; }
+double stream_time(double bytes, const Rates& rates) { return bytes * rates.element / 2 / rates.memory + rates.gap; }
 
 }  // namespace weft::cost

@@ -23,6 +23,7 @@ struct Rates {
   double attention = 0;    ///< FLOP/s that shares of attention kernels refer to: the measured products' rate
   double memory = 0;       ///< B/s that streaming kernels reach
   double multiprocessors = 1;
+  double element = 2;      ///< bytes of an activation: 4 in fp32
   double gap = 0;          ///< s lost per kernel on the device, with a full queue
   double fill = 0;         ///< s that a wave of tiles loses to filling and draining its pipeline
 
@@ -37,7 +38,7 @@ double gemm_efficiency(const Gemm& gemm, double multiprocessors, double k_fill);
 /// traffic; plus the gap. `out_bytes` per element of C (8 when it accumulates in fp32).
 double gemm_time(const Gemm& gemm, const Rates& rates, bool low_precision, double out_bytes = 2.0);
 
-/// Seconds of a kernel that streams `bytes`.
+/// Seconds of a kernel that streams `bytes` of 16-bit activations, twice as many in fp32.
 double stream_time(double bytes, const Rates& rates);
 
 }  // namespace weft::cost

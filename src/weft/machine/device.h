@@ -30,6 +30,8 @@ struct Device {
   std::string source;
   double matmul_fp32_tflops = 0;  ///< largest product in fp32; 0: half the 16-bit rate (TF32)
   double operation_us = 0;        ///< start to end of one small operation where it was measured; 0: the model's gap and host
+  double training_share_fp32 = 1;  ///< of a calibrated device: what a whole training step in fp32 reached of its rates
+  double training_share_bf16 = 1;  ///< the same in bf16
   bool calibrated = false;        ///< rates are what this machine's own programs reach, not a benchmark's best
 };
 

@@ -2,9 +2,15 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "weft/memory/allocation_probe.h"
 
 namespace weft::nn {
 namespace {
@@ -23,12 +29,65 @@ at::TensorOptions accumulating(const at::Tensor& t) {
   return t.options().dtype(t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).requires_grad(false);
 }
 
-/// Scratch of all threads while a kernel runs: `elements` of the accumulating dtype for each, and `reduced` of a 16-bit one.
-void allocate_scratch(const at::Tensor& q, int64_t elements, int64_t reduced) {
+bool is_narrow(const at::Tensor& t) { return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf; }
+
+/// Scratch of all threads while a kernel runs: `elements` of the accumulating dtype for each, and `reduced` of a 16-bit one; and
+/// `more` bytes.
+void allocate_scratch(const at::Tensor& q, int64_t elements, int64_t reduced, int64_t more) {
   const int64_t threads = at::get_num_threads();
   const at::Tensor wide = at::empty({threads, elements}, accumulating(q));
-  const bool narrow = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf;
-  const at::Tensor low = at::empty({threads, narrow ? reduced : 0}, q.options().requires_grad(false));
+  const at::Tensor low = at::empty({threads, is_narrow(q) ? reduced : 0}, q.options().requires_grad(false));
+  const at::Tensor rest = at::empty({more}, q.options().dtype(at::kByte).requires_grad(false));
+}
+
+int64_t even(int64_t count) { return count + count % 2; }
+
+/// Keys and values as the matrix units of the processor want them, when the kernel makes such copies, with what each thread needs
+/// for them (same source, of 2.15).
+int64_t packed_bytes(const at::Tensor& q, const at::Tensor& k) {
+  constexpr int64_t kFewest = 64;  // tokens
+  constexpr double kGain = 4;      // products per packed element and thread
+  if (!is_narrow(q) || !at::native::cpublas::could_pack(q.scalar_type()) || std::min(q.size(2), k.size(2)) < kFewest) return 0;
+  const int64_t threads = at::get_num_threads(), heads = q.size(0) * q.size(1), block = query_block(q.size(2)), keys = key_block(k.size(2));
+  const int64_t blocks = (q.size(2) + block - 1) / block, last = (k.size(2) - 1) % keys + 1;
+  const auto work = static_cast<double>((heads * blocks + threads - 1) / threads * block * std::min(q.size(2), k.size(2)));
+  if (work / static_cast<double>(heads * k.size(2)) < kGain) return 0;
+  const int64_t rows = (k.size(2) - 1) / keys * even(keys) + even(last);
+  const int64_t width = q.size(3), padded = width % 2 == 0 ? 0 : block * even(width), odd_keys = block * (keys % 2);
+  return q.element_size() * (heads * (even(width) * k.size(2) + rows * width) + threads * (keys * width + padded + odd_keys));
+}
+
+/// Elements that a thread of the backward kernel keeps: scores and their gradients, and a sum of each row.
+int64_t backward_elements(int64_t queries, int64_t keys) { return 2 * queries * keys + queries; }
+
+/// Bytes that oneDNN borrows for the small products inside the backward kernel in 16 bit, found out by running it for one head on few
+/// tokens: blocks, their strides and what is left of the last one are those of the real call.
+int64_t borrowed_by_backward(const at::Tensor& q, const at::Tensor& k) {
+  if (!is_narrow(q)) return 0;
+  const auto few = [](int64_t tokens) { return tokens <= 1536 ? tokens : 1024 + tokens % 512; };
+  const int64_t heads = q.size(0) * q.size(1), threads = at::get_num_threads(), width = q.size(3), queries = few(q.size(2)), keys = few(k.size(2));
+  static std::mutex mutex;
+  static std::map<std::vector<int64_t>, int64_t> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const bool inside = heads > 1;  // the kernel's threads work on heads; with one, they are the product's
+  const auto [found, made] = known.try_emplace({queries, keys, width, q.stride(2), k.stride(2), inside ? 1 : threads, static_cast<int64_t>(q.scalar_type())}, 0);
+  if (made) {
+    const at::NoGradGuard no_graph;
+    if (inside) at::set_num_threads(1);
+    const auto head = [&](const at::Tensor& t, int64_t tokens) {
+      return memory::untouched({1, 1, tokens, width}, {tokens * t.stride(2), width, t.stride(2), 1}, q.scalar_type());
+    };
+    const at::Tensor one_q = head(q, queries), one_k = head(k, keys), one_v = head(k, keys);
+    const auto [out, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(one_q, one_k, one_v, 0.0, true);
+    const int64_t peak = memory::peak_of_requests([&, &out = out, &log_sum = log_sum] {
+      at::_scaled_dot_product_flash_attention_for_cpu_backward(out, one_q, one_k, one_v, out, log_sum, 0.0, true);
+    });
+    const int64_t q_rows = query_block(queries), k_rows = key_block(keys), element = q.element_size();
+    const int64_t own = at::get_num_threads() * (backward_elements(q_rows, k_rows) * 4 + 2 * q_rows * k_rows * element);
+    found->second = std::max<int64_t>(0, peak - own - (queries + 2 * keys) * width * element);
+    if (inside) at::set_num_threads(static_cast<int>(threads));
+  }
+  return found->second * std::min(threads, heads);
 }
 
 at::Tensor heads_inside(const at::Tensor& like) {  // [B, H, T, hd] over memory [B, T, H, hd]
@@ -41,7 +100,7 @@ class AttentionShapes : public torch::autograd::Function<AttentionShapes> {
     const int64_t queries = query_block(q.size(2)), keys = key_block(k.size(2));
     const at::Tensor out = heads_inside(q);
     const at::Tensor log_sum = at::empty({q.size(0), q.size(2), q.size(1)}, accumulating(q));
-    allocate_scratch(q, queries * (keys + 2 + q.size(3)), queries * keys);
+    allocate_scratch(q, queries * (keys + 2 + q.size(3)), queries * keys, packed_bytes(q, k));
     ctx->save_for_backward({q, k, v, out, log_sum});
     return out;
   }
@@ -50,7 +109,7 @@ class AttentionShapes : public torch::autograd::Function<AttentionShapes> {
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     variable_list gradients{heads_inside(q), heads_inside(k), heads_inside(v)};
     const int64_t queries = query_block(q.size(2)), keys = key_block(k.size(2));
-    allocate_scratch(q, 2 * queries * keys + queries, 2 * queries * keys);  // scores, their gradients, a sum of each row
+    allocate_scratch(q, backward_elements(queries, keys), 2 * queries * keys, borrowed_by_backward(q, k));
     return gradients;
   }
 };

@@ -38,6 +38,9 @@ cost::ActivationShape shape_of(const Job& job, const cost::Tuning& tuning) {
   return shape;
 }
 
+/// Bytes of an activation.
+double element_bytes(const Job& job) { return job.precision == machine::Precision::fp32 ? 4 : 2; }
+
 double fc1_parameters(const model::BlockSpec& block, double hidden, const layout::Layout& layout) {
   const double matrices = block.mlp.gated ? 2 : 1;
   if (block.moe) {
@@ -58,10 +61,11 @@ KindShare kind_share(const ModelSummary::Kind& kind, const Job& job, const cost:
   KindShare share;
   share.dense = kind.dense_parameters / static_cast<double>(layout.tp) + kind.replicated;
   share.expert = kind.expert_parameters / static_cast<double>(layout.ep * layout.etp);
-  share.kept = cost::kept_bytes(kind.block, bytes, job.model.hidden, shape, layout.recompute, flash);
-  share.block = bytes.total();
+  const double wide = element_bytes(job) / 2;  // activations are counted in 16 bit
+  share.kept = wide * cost::kept_bytes(kind.block, bytes, job.model.hidden, shape, layout.recompute, flash);
+  share.block = wide * bytes.total();
   share.matrix = fc1_parameters(kind.block, job.model.hidden, layout);
-  share.backward = 2.0 / 3 * (bytes.mlp + bytes.experts) + 2 * shape.tokens * job.model.hidden;
+  share.backward = wide * (2.0 / 3 * (bytes.mlp + bytes.experts) + 2 * shape.tokens * job.model.hidden);
   return share;
 }
 
@@ -108,7 +112,7 @@ cost::StateBytes state_bytes(const Job& job) {
   state.gradient = job.software.gradients == Gradients::fp32 ? 4 : job.software.gradients == Gradients::half ? 2 : 2 + 4;
   // fp16 keeps fp16 gradients and unscaled fp32 copies of them beside the master weights and moments.
   if (job.precision == machine::Precision::fp16) state.gradient = 2, state.optimizer = 16;
-  if (job.layout.zero == 3) return {4, 4, 8};
+  if (job.layout.zero == 3 || job.precision == machine::Precision::fp32) return {4, 4, 8};
   return state;
 }
 
@@ -147,7 +151,8 @@ Memory stage_peak(const Job& job, const cost::Tuning& tuning, const cost::Activa
   const double flight = cost::in_flight(layout.schedule, layout.pp, layout.chunks, std::max<int64_t>(1, layout.micro_batches()), index);
   memory.activations = flight * stage.kept;
   const bool first = index == 0, last = index == layout.pp - 1;
-  if (first) memory.activations += flight * 2 * shape.tokens * job.model.hidden / outer;
+  const double element = element_bytes(job);
+  if (first) memory.activations += flight * element * shape.tokens * job.model.hidden / outer;
 
   double backward = stage.backward;
   if (layout.recompute != layout::Recompute::none && layout.recompute != layout::Recompute::attention) backward += stage.largest_block;
@@ -156,12 +161,12 @@ Memory stage_peak(const Job& job, const cost::Tuning& tuning, const cost::Activa
   double loss = 0;
   if (last) {
     const double elements = shape.tokens * job.model.vocab / tp;
-    const double head = 2 * shares.head;
-    loss = loss_bytes(job.software.loss) * elements + 3 * 2 * shape.tokens * job.model.hidden;
+    const double head = element * shares.head;
+    loss = loss_bytes(job.software.loss) * elements + 3 * element * shape.tokens * job.model.hidden;
     loss += head;  // the head's weight gradient; under FSDP the gathered head as well
     if (layout.zero == 3) loss += head;
     // Its weight gradient and the logits' gradient are still alive when the last block's backward starts.
-    backward += head + 2 * elements;
+    backward += head + element * elements;
     memory.logits = loss > backward ? loss : 0;
   }
   memory.transient = std::max(loss, backward) - memory.logits;

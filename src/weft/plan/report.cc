@@ -139,6 +139,24 @@ std::vector<const Candidate*> distinct(const std::vector<Candidate>& ranked, siz
   return out;
 }
 
+/// What the shorthand of the shown layouts means, for its words that occur.
+std::string legend(const std::vector<const Candidate*>& shown) {
+  const std::pair<const char*, const char*> words[] = {
+      {"tp", "tp2 tensor parallel over 2 devices"}, {"+sp", "+sp norms divided too"}, {" pp", "pp4x5 4 pipeline stages of 5 chunks"}, {" cp", "cp2 sequences cut in 2"},
+      {" ep", "ep8 experts over 8"}, {" dp", "dp4 replicas"}, {" zero", "zero0 whole states, 1 optimizer, 3 everything (FSDP) divided"}, {"/", "/8 among 8"},
+      {" mb", "mb2 sequences at once"}, {" rc:", "rc recompute"}, {" zb-", "zb-h1, zb-v zero-bubble schedules"}, {" offload", "offload optimizer in host memory"}};
+  constexpr size_t kColumns = 120;
+  std::string out, line = "    ";
+  for (const auto& [word, meaning] : words) {
+    const bool occurs = std::any_of(shown.begin(), shown.end(), [&, text = word](const Candidate* candidate) { return candidate->layout.text().find(text) != std::string::npos; });
+    if (!occurs) continue;
+    if (line.size() + std::string(meaning).size() > kColumns) out += line + "\n", line = "    ";
+    line += std::string(" ") + meaning + ";";
+  }
+  line.pop_back();
+  return out + line + "\n";
+}
+
 }  // namespace
 
 Json estimate_json(const Job& job, const Estimate& estimate, const Rates& rates) {
@@ -161,9 +179,11 @@ std::string search_text(const SearchRequest& request, const SearchResult& result
     out += rule("  #  layout                                        step       tok/s/device   memory   speed         largest loss");
     const double best = result.ranked.front().tokens_per_second;
     size_t number = 0;
-    for (const Candidate* candidate : distinct(result.ranked, top))
+    const std::vector<const Candidate*> shown = distinct(result.ranked, top);
+    for (const Candidate* candidate : shown)
       out += fmt::format("{:>3}  {:<44}{:>9}{:>14.0f}{:>9.1f} GiB  {} {}\n", ++number, candidate->layout.text(), seconds_text(candidate->time.step),
                          candidate->tokens_per_second / static_cast<double>(request.devices), candidate->memory.device() / kGiB, bar(candidate->tokens_per_second / best, 12), largest_loss(candidate->time));
+    out += legend(shown);
   }
   out += rule("Why");
   for (const std::string& line : words) out += "  " + line + "\n";

@@ -124,7 +124,7 @@ Time step_time(const Job& job, const cost::Tuning& tuning) {
     }
   }
   time.optimizer = optimizer_seconds(job, ranks[slowest], run.context);
-  time.fixed = 1e-3 * tuning.step_fixed_ms;
+  if (!job.machine.device.calibrated) time.fixed = 1e-3 * tuning.step_fixed_ms;  // of Python; contained in what was measured
   const double sum = time.gemm + time.attention + time.memory + time.host + time.recompute + time.tp + time.cp + time.ep + time.pp + time.dp + time.bubble + time.optimizer + time.fixed;
   const double wait = sum * straggler_share(layout, tuning);
   time.fixed += wait;

@@ -98,11 +98,11 @@ Learner::Learner(const Job& job, const Axes& axes, at::Device device)
 void start_pass(DataParallel& dp, int64_t pass, int64_t passes) {
   const bool last = pass + 1 == passes;
   // Full gradients that wait for the last pass are what zero = 2 and 3 are there to avoid.
-  const bool reduce_every_pass = dp.options().sharding >= Sharding::gradients;
+  const bool reduce_every_pass = dp.options().sharding >= Sharding::gradients && dp.comm().size() > 1;
   dp.sync(reduce_every_pass || last);
   if (!reduce_every_pass) return;
   dp.sync_replicas(last);
-  if (pass > 0 && dp.comm().size() > 1) dp.continue_accumulation();
+  if (pass > 0) dp.continue_accumulation();
 }
 
 StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update) {

@@ -9,6 +9,7 @@
 #include "weft/core/error.h"
 #include "weft/core/system.h"
 #include "weft/memory/cpu_allocator.h"
+#include "weft/memory/kernel_scratch.h"
 #include "weft/train/learner.h"
 
 namespace weft::train {
@@ -47,6 +48,7 @@ Rehearsal rehearse(const config::RunConfig& config, int rank, int ranks) {
   const int64_t cores = usable_cores();
   const Threads threads(rank_threads(job, cores, std::min<int64_t>(ranks, cores)));
   memory::install_meta_counter();
+  const memory::KernelScratch scratch;
   const World world = World::rehearse(rank, ranks);
   const Axes axes = make_axes(job, world);
   Learner learner(job, axes, at::kMeta);

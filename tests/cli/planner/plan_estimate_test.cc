@@ -112,7 +112,7 @@ TEST(PlanCommand, RanksExplainsAndWritesAPlan) {
   const std::filesystem::path plan = std::filesystem::path(::testing::TempDir()) / "weft_cli_plan.toml";
   const CommandResult answer = weft_command("plan --model llama3-70b --machine h100 --devices 64 --batch 256 --seq 8192 --out " + plan.string());
   EXPECT_EQ(answer.exit_code, 0);
-  for (const char* text : {"legal layouts", "Why", "What does not fit", "over by", "What would help"}) EXPECT_THAT(answer.out, HasSubstr(text));
+  for (const char* text : {"legal layouts", "simulated action by action", "tp2 tensor parallel", "Why", "What does not fit", "over by", "What would help"}) EXPECT_THAT(answer.out, HasSubstr(text));
   const std::string toml = read_text(plan);
   EXPECT_THAT(toml, HasSubstr("[layout]"));
   EXPECT_THAT(toml, HasSubstr("global_batch = 256"));

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include <string>
 
 #include "tests/support/command.h"
@@ -48,6 +50,10 @@ TEST(Bench, CalibratesIntoAFileThatThePlannerReads) {
   const auto planned = weft_command("estimate --model gpt2 --precision fp32 --devices 2 --batch 8 --seq 256 --json --machine " + file);
   ASSERT_EQ(planned.exit_code, 0) << planned.err;
   EXPECT_THAT(planned.out, HasSubstr("(2 ranks)"));
+  const auto json = nlohmann::json::parse(weft_command("bench calibrate --seconds 0.02 --json --out " + file).out);
+  EXPECT_GT(json["matmul_fp32_gflops"].get<double>(), 0);
+  for (const char* share : {"training_share_fp32", "training_share_bf16"}) EXPECT_GT(json[share].get<double>(), 0);
+  EXPECT_EQ(json["devices"], 1);
   EXPECT_NE(weft_command("bench").exit_code, 0);
   EXPECT_EQ(weft_command("bench calibrate --seconds -1").exit_code, 2);
 }

@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 
 #include "tests/support/command.h"
@@ -260,6 +262,28 @@ TEST_F(TrainCommand, VerifyComparesLayoutsAndSaysByItsExitCodeWhetherTheyAgree) 
 }
 
 // The model states do not fit, and each rank keeps all of them: a part would do.
+TEST_F(TrainCommand, PredictedStandsBesideMeasured) {
+  std::ofstream(dir_ / "machine.toml") << "[machine]\nname = 'test'\ndevices = 3\ncores = 1\nmemory_gib = 4.0\nmemory_gbps = 5.0\n"
+                                          "matmul_fp32_gflops = 50.0\nmatmul_bf16_gflops = 50.0\nlink_gbps = 2.0\noperation_us = 2.0\n";
+  const std::string usual = "--set train.global_batch=12 --set run.overwrite=true --machine " + (dir_ / "machine.toml");
+  const std::regex peak(R"(peak memory +[\d.]+ \w+ +[\d.]+ \w+ +([+-][\d.]+)%)"), step(R"(step +[\d.]+ \w+ +[\d.]+ \w+ +[+-][\d.]+%)");
+  for (const auto& [ranks, change] : {std::pair{1, ""}, {3, "--set parallel.zero=1"}, {2, "--set train.micro_batch=2 --set train.dtype=bf16"}}) {
+    const CommandResult result = train(ranks, usual + " " + change);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(result.out, found, peak)) << result.out;
+    EXPECT_LE(std::abs(std::stod(found[1])), 1) << ranks << " ranks " << change;
+    EXPECT_TRUE(std::regex_search(result.out, step)) << result.out;
+  }
+  const auto report = nlohmann::json::parse(train(1, usual + " --json").out);
+  EXPECT_NEAR(report["predicted"]["peak_bytes"].get<double>() / report["measured"]["peak_bytes"].get<double>(), 1, 0.01);
+  EXPECT_GT(report["predicted"]["step_s"].get<double>(), 0);
+  EXPECT_GT(report["measured"]["step_s"].get<double>(), 0);
+  EXPECT_EQ(train(1, "--set run.overwrite=true --machine /nonexistent.toml").exit_code, 2);
+  // fp64 has no measured rates: said, not guessed.
+  EXPECT_THAT(train(1, usual + " --set train.dtype=fp64").out, HasSubstr("no time predicted"));
+}
+
 TEST_F(TrainCommand, OutOfMemoryForStatesPointsToTheDial) {
   const std::string small = "--set train.memory_limit_gb=0.0004 --set train.global_batch=2 --set data.seq=4 --set run.overwrite=true";
   const CommandResult result = train(2, small);

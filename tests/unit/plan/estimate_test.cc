@@ -133,6 +133,32 @@ TEST(Time, StageTimesSumToTheStepOfOneMicroBatch) {
   EXPECT_NEAR(sum, time.gemm + time.attention + time.memory + time.host + time.tp + time.bubble, 1e-9);
 }
 
+TEST(Memory, Fp32HoldsSixteenBytesOfStateAndTwiceTheActivations) {
+  layout::Layout layout = layout_of(1, 1, 1, 4);
+  layout.zero = 0;
+  Job job = job_of("gpt2", "a100", layout, 1024);
+  const Memory half = peak_memory(job, {});
+  job.precision = machine::Precision::fp32;
+  const Memory whole = peak_memory(job, {});
+  EXPECT_NEAR((whole.weights + whole.gradients + whole.optimizer) / (half.weights + half.gradients + half.optimizer), 16.0 / 18, 1e-9);
+  EXPECT_NEAR(whole.activations / half.activations, 2, 1e-9);
+}
+
+TEST(Time, AMeasuredMachineIsTakenAtItsWord) {
+  Job job = job_of("gpt2", "a100", layout_of(1, 1, 2, 8), 256);
+  job.precision = machine::Precision::fp32;
+  job.software.graphs = true;
+  machine::Device& device = job.machine.device;
+  device.calibrated = true, device.matmul_fp32_tflops = 0.1, device.memory_tbps = 0.01, device.operation_us = 1, device.link_gbps = 2;
+  const Time all = step_time(job, {});
+  EXPECT_LT(all.fixed, 0.01 * all.step);  // nothing of Python's
+  device.training_share_fp32 = 0.5, device.training_share_bf16 = 0.1;
+  const Time slower = step_time(job, {});
+  EXPECT_NEAR(slower.gemm / all.gemm, 2, 1e-9);
+  EXPECT_NEAR(slower.memory / all.memory, 2, 1e-9);
+  EXPECT_NEAR(slower.dp / all.dp, 1, 0.2);  // links are measured apart
+}
+
 TEST(Memory, FitProbabilityIsOneHalfAtTheEdge) {
   EXPECT_NEAR(fit_probability(80, 80, 0.05), 0.5, 1e-12);
   EXPECT_GT(fit_probability(70, 80, 0.05), 0.99);

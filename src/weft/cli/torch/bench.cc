@@ -15,6 +15,9 @@
 #include "weft/config/machine_file.h"
 #include "weft/core/json.h"
 #include "weft/machine/local.h"
+#include "weft/memory/cpu_allocator.h"
+#include "weft/plan/estimate.h"
+#include "weft/train/prediction.h"
 
 namespace weft::cli {
 namespace {
@@ -22,6 +25,7 @@ namespace {
 struct Options {
   std::string out = "machine.toml";
   double seconds = 0.5;
+  bool json = false;
 };
 
 /// Seconds of one call: the median of as many as fit into `seconds`, at least five, after one that is not counted.
@@ -97,7 +101,17 @@ void take_slowest(const Comm& comm, std::vector<double*> rates, double* time) {
   *time = -all[static_cast<int64_t>(rates.size())].item<double>();
 }
 
+/// A whole training step takes longer than one measurement.
+constexpr double kReferenceShare = 4;
+
+Json to_json(const config::MachineFile& file, const std::string& path) {
+  return {{"file", path}, {"name", file.name}, {"devices", file.devices}, {"cores", file.cores}, {"memory_gib", file.memory_gib}, {"memory_gbps", file.memory_gbps},
+          {"matmul_fp32_gflops", file.matmul_fp32_gflops}, {"matmul_bf16_gflops", file.matmul_bf16_gflops}, {"link_gbps", file.link_gbps}, {"operation_us", file.operation_us},
+          {"training_share_fp32", file.training_share_fp32}, {"training_share_bf16", file.training_share_bf16}, {"nic_gbits", file.nic_gbits}};
+}
+
 void calibrate(const Options& options) {
+  install_cpu_allocator();  // as training does
   const World world = World::init();
   const machine::LocalComputer computer = machine::detect_local();
   config::MachineFile file;
@@ -116,10 +130,22 @@ void calibrate(const Options& options) {
   file.operation_us = operation_time(options.seconds) * 1e6;
   file.link_gbps = bus_rate(world.comm(), options.seconds) / 1e9;
   take_slowest(world.comm(), {&file.matmul_fp32_gflops, &file.matmul_bf16_gflops, &file.memory_gbps}, &file.operation_us);
+  const auto share = [&](const char* dtype) {
+    const train::Reference step = train::measure_reference(world, dtype, kReferenceShare * options.seconds);
+    return plan::step_time(train::plan_job(step.job, world.size(), config::machine_of(file)), {}).step / step.step_s;
+  };
+  const double fp32 = share("fp32"), bf16 = share("bf16");  // both of the rates alone
+  file.training_share_fp32 = fp32;
+  file.training_share_bf16 = bf16;
   if (world.rank() != 0) return;
   write_text(options.out, config::to_toml(file));
+  if (options.json) {
+    fmt::print("{}\n", to_json(file, options.out).dump(2));
+    return;
+  }
   fmt::print("{}: products {:.0f} GFLOP/s in fp32 and {:.0f} in bf16, memory {:.1f} GB/s, an operation {:.1f} us", file.name, file.matmul_fp32_gflops, file.matmul_bf16_gflops, file.memory_gbps, file.operation_us);
-  fmt::print("{}\n{} written; plan with --machine {}\n", file.link_gbps > 0 ? fmt::format(", all-reduce {:.2f} GB/s", file.link_gbps) : "", options.out, options.out);
+  fmt::print("{}\na training step reaches {:.0f}% of what these promise in fp32 and {:.0f}% in bf16", file.link_gbps > 0 ? fmt::format(", all-reduce {:.2f} GB/s", file.link_gbps) : "", 100 * file.training_share_fp32, 100 * file.training_share_bf16);
+  fmt::print("\n{} written; plan with --machine {}\n", options.out, options.out);
 }
 
 }  // namespace
@@ -131,6 +157,7 @@ void add_bench(CLI::App& app) {
   auto options = std::make_shared<Options>();
   command->add_option("--out", options->out, "file to write")->capture_default_str();
   command->add_option("--seconds", options->seconds, "time of each measurement")->check(CLI::Range(0.01, 60.0))->capture_default_str();
+  command->add_flag("--json", options->json, "print what was measured as one JSON object");
   command->footer("Under a launcher all ranks measure together, as they will train:\n  weft run -n 2 -- weft bench calibrate\n  weft estimate --machine machine.toml --devices 2 --precision fp32 ...");
   command->callback([options] { calibrate(*options); });
 }

@@ -6,13 +6,16 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "weft/cli/torch/commands.h"
 #include "weft/comm/flight_dump.h"
+#include "weft/config/machine_file.h"
 #include "weft/config/parse.h"
 #include "weft/core/error.h"
 #include "weft/core/system.h"
@@ -20,6 +23,7 @@
 #include "weft/train/display.h"
 #include "weft/train/job.h"
 #include "weft/train/memory_report.h"
+#include "weft/train/prediction.h"
 #include "weft/train/run_folder.h"
 #include "weft/train/trainer.h"
 
@@ -27,7 +31,7 @@ namespace weft::cli {
 namespace {
 
 struct TrainOptions {
-  std::string config;
+  std::string config, machine;
   std::vector<std::string> overrides;
   bool explain = false, dry_run = false, json = false, memory = false;
 };
@@ -63,7 +67,29 @@ void print_job(const train::Job& job, bool json) {
   fmt::print("{}", json ? train::describe_json(job) + "\n" : train::describe(job));
 }
 
-void print_result(const config::RunConfig& config, const train::RunResult& result, const TrainOptions& options) {
+/// The measured machine: the file that was named, else what `weft bench calibrate` left in this folder.
+std::optional<machine::Machine> measured_machine(const TrainOptions& options) {
+  static constexpr const char* kUsual = "machine.toml";
+  if (options.machine.empty() && !std::filesystem::exists(kUsual)) return std::nullopt;
+  return config::read_machine(options.machine.empty() ? kUsual : options.machine);
+}
+
+/// Rank 0's run beside what was predicted for it.
+struct Watch {
+  train::Prediction prediction;
+  std::vector<double> step_s;
+
+  /// The median, without the first step, which allocates.
+  double median() const {
+    std::vector<double> times(step_s.begin() + (step_s.size() > 1 ? 1 : 0), step_s.end());
+    if (times.empty()) return 0;
+    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+    return times[times.size() / 2];
+  }
+};
+
+void print_result(const config::RunConfig& config, const train::RunResult& result, const TrainOptions& options, const Watch& watch) {
+  const int64_t peak = result.memory.empty() ? 0 : result.memory.front().peak;
   if (options.json) {
     nlohmann::ordered_json report{
         {"dir", config.run.dir}, {"steps", result.steps}, {"stopped", result.stopped}, {"loss", result.loss}};
@@ -72,6 +98,9 @@ void print_result(const config::RunConfig& config, const train::RunResult& resul
     for (const memory::Usage& usage : result.memory) {
       report["memory"].push_back(nlohmann::ordered_json::parse(train::to_json(usage.at_peak)));
     }
+    const auto& [bytes, step, missing] = watch.prediction;
+    report["predicted"] = {{"peak_bytes", bytes ? nlohmann::ordered_json(*bytes) : nlohmann::ordered_json(nullptr)}, {"step_s", step ? nlohmann::ordered_json(*step) : nlohmann::ordered_json(nullptr)}};
+    report["measured"] = {{"peak_bytes", peak}, {"step_s", watch.median()}};
     fmt::print("{}\n", report.dump(2));
     return;
   }
@@ -81,6 +110,7 @@ void print_result(const config::RunConfig& config, const train::RunResult& resul
              config.run.dir);
   if (result.offload) fmt::print("{}", train::to_text(*result.offload));
   fmt::print("{}", train::memory_table(result.memory, options.memory));
+  fmt::print("{}", train::comparison(watch.prediction, peak, watch.median()));
 }
 
 void run_train(const TrainOptions& options) {
@@ -102,12 +132,20 @@ void run_train(const TrainOptions& options) {
   install_stop_signals();
   install_flight_signal();
   train::StepDisplay display(config.train.steps);
-  const train::RunHooks hooks{.on_job = [&](const train::Job& job) { set_threads(job, world); },
+  const std::optional<machine::Machine> machine = measured_machine(options);
+  Watch watch;
+  const train::RunHooks hooks{.on_job = [&](const train::Job& job) {
+                                set_threads(job, world);
+                                if (world.rank() == 0) watch.prediction = train::predict(job, world.size(), machine);
+                              },
                               .stop_requested = [] { return stop_signal != 0; },
-                              .on_step = [&](const train::StepRecord& record) { display.show(record); }};
+                              .on_step = [&](const train::StepRecord& record) {
+                                watch.step_s.push_back(record.step_s);
+                                display.show(record);
+                              }};
   guard(world, [&] {
     const train::RunResult result = train::run(config, world, hooks);
-    if (world.rank() == 0) print_result(config, result, options);
+    if (world.rank() == 0) print_result(config, result, options, watch);
   });
 }
 
@@ -126,6 +164,7 @@ void add_train(CLI::App& app) {
   command->add_flag("--explain-config", options->explain, "print every key with its default and meaning, as TOML");
   command->add_flag("--memory", options->memory,
                     "print the memory table of every rank at the end, not only the largest");
+  command->add_option("--machine", options->machine, "file of weft bench calibrate, for the predicted step time; default: machine.toml where it exists");
   command->add_flag("--json", options->json, "print the result as JSON");
   command->footer("Example: weft run -n 2 -- weft train configs/demo.toml --set train.steps=100\n");
   command->callback([options] { run_train(*options); });
