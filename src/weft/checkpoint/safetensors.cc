@@ -2,73 +2,26 @@
 
 #include <ATen/ATen.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <cerrno>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "weft/checkpoint/safetensors_format.h"
 #include "weft/core/error.h"
 
 namespace weft::checkpoint {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "safetensors holds little-endian numbers");
-
-constexpr size_t kLengthBytes = 8;
 constexpr size_t kLongestHeader = 100'000'000;  ///< the reference implementation's limit
-constexpr size_t kHeaderAlignment = 8;
-constexpr const char* kChecksumKind = "xxh64:";
-constexpr const char* kNoDigits = "0000000000000000";
-
-struct DtypeName {
-  const char* name;
-  at::ScalarType type;
-};
-constexpr std::array<DtypeName, 8> kDtypes{{{"F64", at::kDouble}, {"F32", at::kFloat}, {"BF16", at::kBFloat16}, {"F16", at::kHalf},
-                                            {"I64", at::kLong}, {"I32", at::kInt}, {"U8", at::kByte}, {"BOOL", at::kBool}}};
-
-[[noreturn]] void fail(const std::string& path, const std::string& what) {
-  throw ConfigError(fmt::format("{}: {}", path, what));
-}
-
-std::string system_error() { return std::strerror(errno); }
 
 at::ScalarType dtype_of(const std::string& path, const std::string& tensor, const std::string& name) {
   for (const DtypeName& known : kDtypes)
     if (name == known.name) return known.type;
   fail(path, fmt::format("tensor {} has dtype \"{}\"; known are F64, F32, BF16, F16, I64, I32, U8 and BOOL", tensor, name));
 }
-
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() { if (fd_ >= 0) ::close(fd_); }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-class Hash {
- public:
-  Hash() : state_(XXH64_createState(), &XXH64_freeState) { XXH64_reset(state_.get(), 0); }
-  void add(const void* data, size_t bytes) { XXH64_update(state_.get(), data, bytes); }
-  std::string digits() const { return fmt::format("{:016x}", XXH64_digest(state_.get())); }
-
- private:
-  std::unique_ptr<XXH64_state_t, XXH_errorcode (*)(XXH64_state_t*)> state_;
-};
 
 /// JSON that refuses a name given twice, which the library would silently overwrite.
 nlohmann::json parse_header(const std::string& path, const std::string& text) {
@@ -204,78 +157,6 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   at::Tensor aligned = at::empty(entry.shape, options);
   std::memcpy(aligned.mutable_data_ptr(), data, entry.end - entry.begin);
   return aligned;
-}
-
-namespace {
-
-const char* name_of(const std::string& path, const NamedTensor& tensor) {
-  for (const DtypeName& known : kDtypes)
-    if (tensor.tensor.scalar_type() == known.type) return known.name;
-  fail(path, fmt::format("tensor {} has dtype {}, which safetensors cannot hold here; convert it first", tensor.name, c10::toString(tensor.tensor.scalar_type())));
-}
-
-/// Writes at `offset` and moves it on.
-void write_all(int fd, off_t& offset, const void* data, size_t bytes, const std::string& path) {
-  const char* next = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t written = ::pwrite(fd, next, bytes, offset);
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) fail(path, fmt::format("cannot be written ({})", system_error()));
-    next += written;
-    offset += written;
-    bytes -= static_cast<size_t>(written);
-  }
-}
-
-std::string make_header(const std::string& path, const std::vector<const NamedTensor*>& order, const Metadata& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  size_t offset = 0;
-  for (const NamedTensor* item : order) {
-    if (header.contains(item->name)) fail(path, fmt::format("two tensors are called {}", item->name));
-    const size_t bytes = item->tensor.nbytes();
-    header[item->name] = {{"dtype", name_of(path, *item)}, {"shape", item->tensor.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
-    offset += bytes;
-  }
-  std::string text = header.dump();
-  text.append((kHeaderAlignment - text.size() % kHeaderAlignment) % kHeaderAlignment, ' ');
-  return text;
-}
-
-}  // namespace
-
-void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
-  std::vector<const NamedTensor*> order;
-  for (const NamedTensor& tensor : tensors) order.push_back(&tensor);
-  std::stable_sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) { return a->tensor.element_size() > b->tensor.element_size(); });
-  Metadata with_checksum = metadata;
-  with_checksum[kChecksumKey] = std::string(kChecksumKind) + kNoDigits;
-  const std::string header = make_header(path, order, with_checksum);
-  const std::string partial = fmt::format("{}.{}.partial", path, ::getpid());
-  try {
-    const FileDescriptor file(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (file.get() < 0) fail(path, fmt::format("cannot be created ({})", system_error()));
-    const uint64_t length = header.size();
-    off_t end = 0;
-    Hash hash;
-    const auto append = [&](const void* data, size_t bytes) {
-      hash.add(data, bytes);
-      write_all(file.get(), end, data, bytes, path);
-    };
-    append(&length, kLengthBytes);
-    append(header.data(), header.size());
-    for (const NamedTensor* item : order) {
-      const at::Tensor host = item->tensor.detach().cpu().contiguous();
-      append(host.const_data_ptr(), host.nbytes());
-    }
-    off_t digits = kLengthBytes + static_cast<off_t>(header.find(with_checksum[kChecksumKey]) + std::strlen(kChecksumKind));
-    write_all(file.get(), digits, hash.digits().data(), hash.digits().size(), path);
-    if (::fsync(file.get()) != 0) fail(path, fmt::format("cannot be flushed to disk ({})", system_error()));
-    if (::rename(partial.c_str(), path.c_str()) != 0) fail(path, fmt::format("cannot be renamed ({})", system_error()));
-  } catch (...) {
-    ::unlink(partial.c_str());
-    throw;
-  }
 }
 
 }  // namespace weft::checkpoint

@@ -52,9 +52,36 @@ class SafetensorsFile {
   Metadata metadata_;
 };
 
-/// Writes tensors (any device and strides) to `path`: to a temporary file beside it, flushed to disk, then renamed, so that
-/// `path` is always whole. Wider dtypes come first, which keeps every tensor aligned. ConfigError on duplicate names,
-/// unsupported dtypes and when the disk refuses. A checksum is added to the metadata.
+/// What a file's header says of a tensor.
+struct TensorEntry {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<int64_t> shape;
+};
+
+/// A file written tensor by tensor, in any order, so that nobody need hold all of it: to a temporary file beside `path`, flushed to
+/// disk and renamed by finish(), so that `path` is always whole; without finish() nothing is left behind. Wider dtypes come first,
+/// which keeps every tensor aligned. A checksum is added to the metadata. ConfigError when the disk refuses.
+class SafetensorsWriter {
+ public:
+  /// ConfigError on duplicate names and unsupported dtypes.
+  SafetensorsWriter(const std::string& path, const std::vector<TensorEntry>& tensors, const Metadata& metadata = {});
+  ~SafetensorsWriter();
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+  /// `tensor` (any device and strides) under its name. InternalError unless dtype and shape are those stated, and when it comes twice.
+  void write(const std::string& name, const at::Tensor& tensor);
+  /// InternalError when a tensor is missing.
+  void finish();
+
+ private:
+  struct File;
+  std::string path_;
+  std::unique_ptr<File> file_;
+};
+
+/// All at once.
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata = {});
 
 }  // namespace weft::checkpoint

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <cstddef>
 #include <numeric>
 
 namespace weft::layout {
@@ -56,20 +57,27 @@ std::vector<std::vector<int64_t>> make_buckets(const std::vector<BucketItem>& it
   return done;
 }
 
-std::vector<BufferClass> gradient_buffers(std::vector<int64_t> group_bytes) {
-  constexpr int64_t kBuffers = 3;
-  std::erase(group_bytes, 0);
-  if (group_bytes.empty()) return {};
-  std::sort(group_bytes.begin(), group_bytes.end(), std::greater<>());
-  const auto groups = std::ssize(group_bytes);
-  const auto buffers_for = [&](int64_t begin, int64_t end) {
-    return BufferClass{.bytes = group_bytes[static_cast<size_t>(begin)], .count = static_cast<int>(std::min(kBuffers, end - begin))};
+std::vector<BufferClass> gradient_buffers(const std::vector<int64_t>& ordered, const std::vector<int64_t>& others) {
+  constexpr std::ptrdiff_t kInFlight = 3;
+  // As many as are in flight at once, of those with more than `above` and at most `largest` bytes.
+  const auto buffers_for = [&](int64_t above, int64_t largest) {
+    const auto belongs = [&](int64_t bytes) { return bytes > above && bytes <= largest; };
+    std::ptrdiff_t most = 0;
+    for (auto first = ordered.begin(); first != ordered.end(); ++first)
+      most = std::max(most, std::count_if(first, first + std::min(kInFlight, ordered.end() - first), belongs));
+    most += std::count_if(others.begin(), others.end(), belongs);
+    return BufferClass{.bytes = largest, .count = static_cast<int>(std::min(kInFlight, most))};
   };
-  std::vector<BufferClass> best{buffers_for(0, groups)};
+  std::vector<int64_t> sizes = ordered;
+  sizes.insert(sizes.end(), others.begin(), others.end());
+  std::erase(sizes, 0);
+  std::sort(sizes.begin(), sizes.end(), std::greater<>());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  if (sizes.empty()) return {};
+  std::vector<BufferClass> best{buffers_for(0, sizes.front())};
   int64_t least = best.front().bytes * best.front().count;
-  for (int64_t cut = 1; cut < groups; ++cut) {
-    if (group_bytes[static_cast<size_t>(cut)] == group_bytes[static_cast<size_t>(cut - 1)]) continue;
-    const BufferClass large = buffers_for(0, cut), small = buffers_for(cut, groups);
+  for (size_t cut = 1; cut < sizes.size(); ++cut) {
+    const BufferClass large = buffers_for(sizes[cut], sizes.front()), small = buffers_for(0, sizes[cut]);
     const int64_t bytes = large.bytes * large.count + small.bytes * small.count;
     if (bytes >= least) continue;
     least = bytes;

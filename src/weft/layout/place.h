@@ -45,9 +45,11 @@ struct BufferClass {
   int count = 0;
 };
 
-/// The buffers for full gradients of groups with so many bytes each, which exist only until they are reduced. Three: the peers' of
-/// one group are read while the next group fills its own, and a third is ready early. All as large as the largest group; or,
-/// where that holds less, three for small groups (blocks) and up to three for large ones (embedding and head). Large ones first.
-std::vector<BufferClass> gradient_buffers(std::vector<int64_t> group_bytes);
+/// The buffers for full gradients of groups with so many bytes each, which exist only until they are reduced: of `ordered`, whose
+/// gradients come in this order or its reverse, and of `others`, whose come at any time. Up to three groups are in flight: the peers'
+/// of one are read while the next fills its own, and a third is ready early. All buffers are as large as the largest group; or,
+/// where that holds less, there are some for small groups (blocks) and some for large ones: embedding and head, which are far
+/// apart, share one. Large ones first.
+std::vector<BufferClass> gradient_buffers(const std::vector<int64_t>& ordered, const std::vector<int64_t>& others = {});
 
 }  // namespace weft::layout

@@ -164,6 +164,14 @@ DataParallel::Full DataParallel::unsharded(const std::string& names) {
   return {engine_, names};
 }
 
+void DataParallel::visit_full(const std::function<void(const NamedTensor&)>& visit) {
+  std::unordered_map<const void*, std::vector<const NamedTensor*>> names;
+  for (const NamedTensor& p : all_) names[p.tensor.unsafeGetTensorImpl()].push_back(&p);
+  engine_->visit_full([&](const at::Tensor& t) {
+    for (const NamedTensor* p : names.at(t.unsafeGetTensorImpl())) visit(*p);
+  });
+}
+
 std::vector<NamedTensor> DataParallel::snapshot(std::optional<at::ScalarType> dtype) {
   const at::NoGradGuard no_grad;
   std::unordered_map<const void*, at::Tensor> copies;

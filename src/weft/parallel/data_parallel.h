@@ -188,6 +188,8 @@ class DataParallel {
 
   /// The trainable parameters, in parameter-table order.
   const std::vector<NamedTensor>& parameters() const;
+  /// Frozen ones, too, and tied ones under each of their names.
+  const std::vector<NamedTensor>& all_parameters() const { return all_; }
 
   /// What this rank's optimizer updates: for each of parameters(), in the same order, this rank's elements of it (a flat leaf
   /// tensor, maybe empty, with its reduced gradient as grad()), or the parameter itself under Sharding::none. Any optimizer
@@ -222,6 +224,11 @@ class DataParallel {
   /// without gathering all. Other Units are gathered and released as ever. ConfigError, on every rank, when no parameter
   /// matches or ranks name different ones. Collective; the end of the scope is not.
   Full unsharded(const std::string& names);
+
+  /// Calls `visit` once for every name in all_parameters(), while the values are whole: Units are gathered one after the other, so a
+  /// rank holds one of them at most. In the same order on all ranks, so `visit` may
+  /// communicate. Between steps; collective.
+  void visit_full(const std::function<void(const NamedTensor&)>& visit);
 
   /// A copy of all parameters and buffers by name, in memory of its own: for an evaluation or another thread while training goes
   /// on (load_values() puts it into a module). Floating-point tensors in `dtype` if that is given. Tied names share a copy. Units

@@ -205,12 +205,12 @@ void ShardedEngine::build(ShardingPlan& plan) {
     ShardInfo info;
   };
   std::unordered_map<const void*, Part> part_of;
-  std::vector<int64_t> gradient_bytes;
+  std::vector<int64_t> unit_gradients, other_gradients;
   for (PlannedGroup& planned : plan.groups) {
     groups_.push_back(std::make_unique<FlatGroup>(planned.plan, planned.parameters, axes_));
     FlatGroup* group = groups_.back().get();
     group->release();  // before the next is made: together they would be the whole model
-    gradient_bytes.push_back(group->gradient_bytes());
+    (planned.unit >= 0 ? unit_gradients : other_gradients).push_back(group->gradient_bytes());
     if (planned.plan.residence == Residence::whole) whole_.push_back(group);
     if (planned.unit >= 0) {
       ShardedUnit& unit = units[static_cast<size_t>(planned.unit)];
@@ -228,7 +228,7 @@ void ShardedEngine::build(ShardingPlan& plan) {
     }
   }
   if (!trainable_.empty()) {
-    pool_ = std::make_unique<GradientPool>(layout::gradient_buffers(std::move(gradient_bytes)), trainable_.front()->device(), axes_.shard,
+    pool_ = std::make_unique<GradientPool>(layout::gradient_buffers(unit_gradients, other_gradients), trainable_.front()->device(), axes_.shard,
                                            [this] { return take_over_oldest(); });
   }
   for (const NamedTensor& p : plan.all) {

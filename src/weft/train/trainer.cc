@@ -163,9 +163,7 @@ RunResult train(const Job& job, World& world, const RunHooks& hooks, RunFolder* 
   const RunResult result = loop.run();
   Learner& learner = loop.learner();
   const auto save = [&](bool averaged) {
-    const auto full = learner.data_parallel().gather_full();
-    const std::vector<NamedTensor> weights = whole_weights(*learner.model(), world.rank() == 0);
-    on_rank_zero(world.comm(), [&] { save_weights(weights, job, folder->weights_path(averaged)); });
+    save_weights(learner.data_parallel(), world.comm(), job, folder ? folder->weights_path(averaged) : "");
   };
   save(false);
   if (learner.ema()) learner.ema()->with_averages(learner.data_parallel(), [&] { save(true); });

@@ -8,6 +8,7 @@
 #include "weft/config/parse.h"
 #include "weft/core/error.h"
 #include "weft/nn/placement.h"
+#include "weft/train/agree.h"
 
 namespace weft::train {
 namespace {
@@ -26,9 +27,33 @@ std::vector<NamedTensor> whole_weights(const torch::nn::Module& module, bool kee
   return tensors;
 }
 
-void save_weights(const std::vector<NamedTensor>& weights, const Job& job, const std::string& path) {
-  // "format" is what Hugging Face's readers ask for.
-  checkpoint::write_safetensors(path, weights, {{"format", "pt"}, {kTokenizerKey, job.tokenizer}});
+void save_weights(DataParallel& dp, const Comm& world, const Job& job, const std::string& path) {
+  const at::NoGradGuard no_grad;
+  std::unique_ptr<checkpoint::SafetensorsWriter> writer;
+  on_rank_zero(world, [&] {
+    std::vector<checkpoint::TensorEntry> entries;
+    for (const NamedTensor& p : dp.all_parameters()) {
+      const auto placement = nn::placement_of(p.tensor);
+      entries.push_back({p.name, p.tensor.scalar_type(), placement ? placement->shape : p.tensor.sizes().vec()});
+    }
+    // "format" is what Hugging Face's readers ask for.
+    writer = std::make_unique<checkpoint::SafetensorsWriter>(path, entries, checkpoint::Metadata{{"format", "pt"}, {kTokenizerKey, job.tokenizer}});
+  });
+  std::exception_ptr failed;  // the peers go on gathering, so this rank does too
+  dp.visit_full([&](const NamedTensor& p) {
+    const auto placement = nn::placement_of(p.tensor);
+    const at::Tensor whole = placement ? nn::whole_tensor(p.tensor, placement) : p.tensor;
+    if (!writer || failed) return;
+    try {
+      writer->write(p.name, whole);
+    } catch (...) {
+      failed = std::current_exception();
+    }
+  });
+  on_rank_zero(world, [&] {
+    if (failed) std::rethrow_exception(failed);
+    writer->finish();
+  });
 }
 
 TrainedModel load_run(const std::string& dir, bool averaged) {

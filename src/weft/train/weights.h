@@ -14,8 +14,9 @@ namespace weft::train {
 /// ranks with `keep` = false let go of each at once and return nothing.
 std::vector<NamedTensor> whole_weights(const torch::nn::Module& module, bool keep);
 
-/// Writes them, in the model's dtype, and the tokenizer's id as metadata.
-void save_weights(const std::vector<NamedTensor>& weights, const Job& job, const std::string& path);
+/// Writes all parameters, whole, in the model's dtype, and the tokenizer's id as metadata, to `path` of rank 0, where one Unit at a
+/// time passes through memory. Collective over `world`; ConfigError on every rank when rank 0 cannot write.
+void save_weights(DataParallel& dp, const Comm& world, const Job& job, const std::string& path);
 
 /// A run's model and what its ids mean.
 struct TrainedModel {

@@ -55,20 +55,22 @@ struct Group {
 
 /// What is reduced together: all (so small a model is one bucket); under zero = 3 each Unit (embedding, layers, head) and the rest.
 inline std::vector<Group> groups_of(const config::RunConfig& c) {
-  std::map<std::string, Group> groups;
+  std::vector<Group> groups;  // Units in the order of the module
+  std::map<std::string, size_t> found;
   for (const auto& p : model::parameter_table(config::model_spec(c, c.model.vocab))) {
     int64_t numel = 1;
     for (const int64_t size : p.shape) numel *= size;
     const bool unit = c.parallel.zero == 3 && (p.name.rfind("layers.", 0) == 0 || p.name == "tok.weight" || p.name == "head.weight");
-    Group& group = groups[unit ? p.name.substr(0, p.name.find('.', p.name.find('.') + 1)) : ""];
+    const std::string name = unit ? p.name.substr(0, p.name.find('.', p.name.find('.') + 1)) : "";
+    const auto [at, fresh] = found.emplace(name, groups.size());
+    if (fresh) groups.emplace_back();
+    Group& group = groups[at->second];
     group.unit = unit;
     group.numels.push_back(numel);
     group.table.push_back(p);
     if (c.optimizer.name == "adam8bit") group.alignment = 256;  // where shards are cut, blocks are not
   }
-  std::vector<Group> list;
-  for (const auto& [name, group] : groups) list.push_back(group);
-  return list;
+  return groups;
 }
 
 /// Bytes that stay between two steps.
@@ -105,15 +107,28 @@ inline States replicated(const Case& bytes, const Group& all, int64_t ranks) {
           .optimizer = bytes.optimizer * numel};
 }
 
-/// Elements in buffers for full gradients: three of the longest group's, or three of length t for what is not longer and up to three of
-/// the longest's for the rest, whatever t makes it least.
-inline int64_t buffered(const std::vector<int64_t>& lengths) {
-  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  int64_t least = 3 * longest;
-  for (const int64_t t : lengths) {
-    const auto small = std::count_if(lengths.begin(), lengths.end(), [&](int64_t n) { return n <= t; });
-    least = std::min(least, std::min<int64_t>(3, small) * t + std::min<int64_t>(3, std::ssize(lengths) - small) * longest);
+/// Elements in buffers for full gradients: for groups of at most t elements as many of length t as are among three neighbouring Units,
+/// and for the longer ones as many of the longest's, the rest and groups that are no Units always counted; three of each at most;
+/// for that t which makes it least.
+inline int64_t buffered(const std::vector<Group>& groups, int64_t ranks) {
+  std::vector<int64_t> units, lengths;
+  for (const Group& group : groups) {
+    lengths.push_back(group.length(ranks));
+    if (group.unit) units.push_back(lengths.back());
   }
+  const auto together = [&](int64_t above, int64_t most) {
+    int64_t neighbours = 0, others = 0;
+    for (size_t i = 0; i < units.size(); ++i) {
+      int64_t here = 0;
+      for (size_t k = i; k < std::min(i + 3, units.size()); ++k) here += units[k] > above && units[k] <= most;
+      neighbours = std::max(neighbours, here);
+    }
+    for (const Group& group : groups) others += !group.unit && group.length(ranks) > above && group.length(ranks) <= most;
+    return std::min<int64_t>(3, neighbours + others);
+  };
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  int64_t least = together(0, longest) * longest;
+  for (const int64_t t : lengths) least = std::min(least, together(0, t) * t + together(t, longest) * longest);
   return least;
 }
 
@@ -121,16 +136,14 @@ inline int64_t buffered(const std::vector<int64_t>& lengths) {
 inline States sharded(const Case& bytes, const std::vector<Group>& groups, int64_t zero, int64_t rank, int64_t ranks) {
   States s;
   int64_t longest_unit = 0;
-  std::vector<int64_t> lengths;
   for (const Group& group : groups) {
     const int64_t length = group.length(ranks), shard = length / ranks;
-    lengths.push_back(length);
     if (group.unit) longest_unit = std::max(longest_unit, length);
     s.parameters += bytes.weight * (group.unit ? shard : length);
     s.gradients += bytes.gradient * (zero == 1 ? length : shard);
     s.optimizer += bytes.optimizer * group.owned(rank, ranks);
   }
-  if (zero >= 2) s.gradients += bytes.gradient * buffered(lengths);
+  if (zero >= 2) s.gradients += bytes.gradient * buffered(groups, ranks);
   s.two_units = 2 * bytes.weight * longest_unit;
   return s;
 }

@@ -4,6 +4,7 @@
 #include <future>
 #include <sstream>
 #include <torch/nn/modules/batchnorm.h>
+#include <unordered_map>
 
 #include "tests/ranks/sharding/stack.h"
 #include "weft/core/error.h"
@@ -198,6 +199,34 @@ TEST(Snapshot, HoldsEveryNameInMemoryOfItsOwnAndInTheDtypeAskedFor) {
       load_values(other, values);
       EXPECT_TRUE(at::equal(other->norm->running_mean, values[values.size() - 3].tensor.to(at::kFloat)));
       EXPECT_GT(other->norm->running_mean.abs().max().item<float>(), 0);
+    });
+  }
+}
+
+TEST(VisitFull, ShowsEveryNameOnceWhileOneUnitIsWhole) {
+  for (const int zero : {0, 2, 3}) {
+    on_threads(3, [&](World& world) {
+      const testing::Stack net = testing::make_stack();
+      DataParallel dp(net, world.comm(), {.sharding = sharding_of_zero(zero)});
+      const auto values = dp.snapshot();
+      std::unordered_map<std::string, at::Tensor> expected;
+      for (const NamedTensor& v : values) expected.emplace(v.name, v.tensor);
+      size_t visits = 0, most = 0;
+      dp.visit_full([&](const NamedTensor& p) {
+        ++visits;
+        EXPECT_TRUE(at::equal(p.tensor, expected.at(p.name))) << p.name;
+        size_t whole = 0;
+        for (const NamedTensor& other : dp.all_parameters()) {
+          whole += other.tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;  // nothing throws
+        }
+        most = std::max(most, whole);
+      });
+      EXPECT_EQ(visits, dp.all_parameters().size());
+      if (zero < 3) {
+        EXPECT_EQ(most, visits);
+      } else {
+        EXPECT_LT(most, visits / 2) << "the whole model is there at once";
+      }
     });
   }
 }

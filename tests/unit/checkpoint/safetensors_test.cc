@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "tests/support/temp_dir.h"
@@ -87,6 +88,28 @@ TEST(Safetensors, RefusesTwoTensorsOfOneNameAndUnknownDtypes) {
   EXPECT_THROW(write_safetensors(dir / "x", {{"a", torch::ones(1)}, {"a", torch::ones(1)}}), ConfigError);
   EXPECT_THROW(write_safetensors(dir / "x", {{"a", torch::ones(1, torch::kComplexFloat)}}), ConfigError);
   EXPECT_THROW(write_safetensors(dir / "no/such/folder/x", {{"a", torch::ones(1)}}), ConfigError);
+}
+
+TEST(Safetensors, IsWrittenInAnyOrderOrNotAtAll) {
+  const testing::TempDir dir;
+  const at::Tensor a = torch::rand({5}), b = torch::rand({2, 3}, torch::kDouble);
+  const std::vector<TensorEntry> entries{{"a", at::kFloat, {5}}, {"b", at::kDouble, {2, 3}}};
+  {
+    SafetensorsWriter writer(dir / "x", entries);
+    writer.write("a", a);
+    EXPECT_THROW(writer.write("a", a), InternalError) << "twice";
+    EXPECT_THROW(writer.write("b", a), InternalError) << "another shape";
+    EXPECT_THROW(writer.write("c", a), InternalError) << "not stated";
+    EXPECT_THROW(writer.finish(), InternalError) << "b is missing";
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path())) << "nothing is left of a file that was not finished";
+  SafetensorsWriter writer(dir / "x", entries);
+  writer.write("a", a);
+  writer.write("b", b);
+  writer.finish();
+  const SafetensorsFile file(dir / "x");
+  EXPECT_TRUE(torch::equal(file.tensor("a"), a));
+  EXPECT_TRUE(torch::equal(file.tensor("b"), b));
 }
 
 TEST(Safetensors, SaysWhatIsWrongWithAFile) {

@@ -62,16 +62,20 @@ TEST(Buckets, AnItemLargerThanTheLimitStandsAlone) {
 }
 
 TEST(GradientBuffers, SmallGroupsGetSmallOnesWhereThatHoldsLess) {
-  const auto sizes = [](std::vector<int64_t> groups) {
+  const auto sizes = [](const std::vector<int64_t>& groups, const std::vector<int64_t>& others = {}) {
     std::vector<int64_t> list;
-    for (const BufferClass& c : gradient_buffers(std::move(groups))) list.insert(list.end(), static_cast<size_t>(c.count), c.bytes);
+    for (const BufferClass& c : gradient_buffers(groups, others)) list.insert(list.end(), static_cast<size_t>(c.count), c.bytes);
     return list;
   };
   EXPECT_THAT(sizes({}), ElementsAre());
   EXPECT_THAT(sizes({0, 8}), ElementsAre(8));
   EXPECT_THAT(sizes({8, 8, 8, 8, 8}), ElementsAre(8, 8, 8));
   EXPECT_THAT(sizes({28, 147, 28, 28, 28}), ElementsAre(147, 28, 28, 28)) << "a tied embedding beside blocks";
-  EXPECT_THAT(sizes({90, 20, 20, 20, 20, 80}), ElementsAre(90, 90, 20, 20, 20)) << "embedding, blocks, head";
+  EXPECT_THAT(sizes({90, 20, 20, 20, 20, 80}), ElementsAre(90, 20, 20, 20)) << "embedding, blocks, head";
+  EXPECT_THAT(sizes({80, 90, 20, 20, 20, 20}), ElementsAre(90, 90, 20, 20, 20)) << "neighbours do not share";
+  EXPECT_THAT(sizes({90, 20, 90, 20, 90}), ElementsAre(90, 90, 20, 20)) << "small ones lie between";
+  EXPECT_THAT(sizes({90, 20, 20, 20, 20}, {80}), ElementsAre(90, 90, 20, 20, 20)) << "what may come at any time comes beside it";
+  EXPECT_THAT(sizes({}, {9, 9, 9, 9}), ElementsAre(9, 9, 9));
   EXPECT_THAT(sizes({9, 8, 7, 6}), ElementsAre(9, 9, 9)) << "as large as each other: classes would hold more";
   EXPECT_THAT(sizes({40, 20, 10}), ElementsAre(40, 20, 20)) << "no more buffers than groups";
 }
