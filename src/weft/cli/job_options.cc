@@ -93,7 +93,7 @@ machine::Machine JobOptions::resolved_machine() const {
 
 machine::Software JobOptions::software() const {
   machine::Software software;
-  if (eager) software.kernels = machine::Software::Kernels::eager;
+  if (eager) software.kernels = machine::Software::Kernels::eager, software.overlap_tp_backward = false;
   // Operations of a measured machine were timed from start to end: nothing waits for the host beside them.
   if (machine.ends_with(".toml")) software.graphs = true;
   software.overlap_tp = overlap_tp;

@@ -89,17 +89,25 @@ void add_flash_attention(BlockWork& work, const model::AttentionSpec& attention,
   work.input.launches += 3;
 }
 
+/// Megatron's fused softmax takes four matrices of scores per block of threads and declines other numbers of them.
+bool fused_softmax_applies(double matrices) { return std::fmod(matrices, 4) == 0; }
+
+/// Products whose rows are not whole 16-byte pieces bypass the matrix units (NVIDIA's guide to matrix multiplication, "tensor core
+/// requirements"): the vector units have a sixteenth of their rate.
+constexpr double kAlignedValues = 8, kVectorShare = 1.0 / 16;
+
 /// Scores, softmax and dropout in memory: two batched products and passes over heads x s x s elements.
 void add_unfused_attention(BlockWork& work, const Widths& widths, const Context& context) {
   const double s = context.sequence, sequences = context.tokens / s;
   const double batch = std::max(1.0, widths.heads * sequences);
   const Gemm scores{s, s, widths.head_dim, batch}, values{s, widths.head_dim, s, batch};
-  const Rates& rates = context.rates;
+  Rates rates = context.rates;
+  if (std::fmod(widths.head_dim, kAlignedValues) != 0) rates.matmul *= kVectorShare;
   work.forward.attention += gemm_time(scores, rates, false) + gemm_time(values, rates, false);
   work.input.attention += 2 * gemm_time(values, rates, false) + gemm_time(scores, rates, false) + gemm_time(values, rates, false);
   const double elements = batch * s * s;
   const double dropout = context.software->dropout ? 1 : 0;
-  const bool eager = context.software->kernels == Software::Kernels::eager;
+  const bool eager = context.software->kernels == Software::Kernels::eager || !fused_softmax_applies(batch);
   // Forward: softmax reads and writes 2 bytes (eager: separate scale, mask and softmax), dropout 2 + 2 + mask.
   work.forward.attention += stream_time(elements * ((eager ? 14 : 4) + 5 * dropout), rates);
   work.input.attention += stream_time(elements * ((eager ? 16 : 6) + 5 * dropout), rates);
@@ -207,23 +215,32 @@ double exposed(double communication, double compute, const Context& context) {
   return communication - hidden;
 }
 
+/// What communication costs that runs whole beside one product, which it slows down.
+double beside(double communication, double product, const Context& context) {
+  if (!context.software->overlap_tp_backward) return exposed(communication, product, context);
+  const double hidden = std::min(communication, product);
+  return communication - hidden + (context.software->overlap_tp ? context.slowdown : context.tuning->overlap_slowdown) * hidden;
+}
+
+/// Forward: a gather before and a reduction after each pair of layers (whole: one all-reduce). Backward the same the other way
+/// round, but the reduction of the input's gradient needs only the first of a layer's two products and runs beside the other.
 void add_tensor_parallel(BlockWork& work, double hidden, bool dense, const Context& context) {
   if (context.tp.ranks <= 1) return;
   const double bytes = 2 * context.tokens * hidden;
   const double pairs = dense ? 2 : 1;  // experts exchange tokens instead
-  double forward, backward;
   if (context.layout->sequence_parallel) {
     // Reductions sum in 16 bit; what is gathered feeds a product and travels in the product's type.
     const bool low = context.low_precision && context.software->low_precision_saved;
-    const double gather = all_gather_time(low ? bytes / 2 : bytes, context.tp);
-    forward = backward = pairs * (gather + all_gather_time(bytes, context.tp));
-    // The input is gathered again for the weight gradient, behind the input gradient's product.
-    backward += std::max(0.0, pairs * gather - work.input.gemm);
+    const double gather = pairs * all_gather_time(low ? bytes / 2 : bytes, context.tp), reduce = pairs * all_gather_time(bytes, context.tp);
+    work.forward.tp += exposed(gather + reduce, work.forward.gemm, context);
+    work.input.tp += exposed(gather, work.input.gemm, context) + beside(reduce, 0.5 * work.weight.gemm, context);
+    // Megatron gathers the input again for the weight gradient, beside the input gradient's product; PyTorch has kept it.
+    if (context.software->overlap_tp_backward) work.input.tp += beside(gather, 0.5 * work.input.gemm, context);
   } else {
-    forward = backward = pairs * all_reduce_time(bytes, context.tp);
+    const double reduce = pairs * all_reduce_time(bytes, context.tp);
+    work.forward.tp += exposed(reduce, work.forward.gemm, context);
+    work.input.tp += beside(reduce, 0.5 * work.weight.gemm, context);
   }
-  work.forward.tp += exposed(forward, work.forward.gemm, context);
-  work.input.tp += exposed(backward, work.input.gemm + work.weight.gemm, context);
   work.forward.launches += 4;
   work.input.launches += 6;
 }

@@ -8,25 +8,25 @@ namespace weft::cost {
 
 /// Values that were measured or adjusted. Everything else in cost/ follows from data sheets and arithmetic.
 struct Tuning {
-  double gemm_share = 0.912;
-  double gemm_fill_us = 2.38;
+  double gemm_share = 0.918;
+  double gemm_fill_us = 2.6;
   double sustained_share = 0.962;
-  double block_scaled_share = 0.938;
-  double blackwell_share = 0.681;
-  double attention_forward = 0.53;
+  double block_scaled_share = 0.945;
+  double blackwell_share = 0.696;
+  double attention_forward = 0.568;
   double attention_backward = 0.409;
   double older_attention = 0.486;
-  double memory_share = 0.835;
-  double kernel_gap_us = 3.99;
+  double memory_share = 0.832;
+  double kernel_gap_us = 4.03;
   double host_kernel_us = 31.7;
   double host_recompute_us = 780;
-  double nic_share = 0.872;
-  double tp_overlap_hidden = 0.72;
-  double step_fixed_ms = 11;
-  double overlap_slowdown = 0.457;
-  double straggler = 0.00165;
+  double nic_share = 0.805;
+  double tp_overlap_hidden = 0.689;
+  double step_fixed_ms = 11.1;
+  double overlap_slowdown = 0.409;
+  double straggler = 0.0018;
   double expert_imbalance = 1.14;
-  double dispatch_share = 1.37;
+  double dispatch_share = 1.45;
   double expert_launches = 130;
   double omni_path_share = 0.5;
   // Memory.

@@ -36,10 +36,12 @@ struct Software {
   Attention attention = Attention::flash;
   bool matched_attention = true;  ///< the attention kernel is written for this generation (FlashAttention-3, cuDNN) or an older one
   bool overlap_tp = false;        ///< tensor-parallel communication is split and overlapped with the products
+  bool overlap_tp_backward = true; ///< the input gradient's reduction over tensor-parallel ranks runs beside the weight gradient's product
   bool overlap_pp = true;         ///< sends and receives do not block
   bool whole_sends = false;       ///< every tensor-parallel rank sends the whole activation (DeepSpeed's pipeline)
   bool overlap_dp = true;         ///< gradient reduction under the backward, parameter gather under the forward
   bool overlap_gather = true;     ///< the parameter gather of ZeRO-1 hides under the next forward (Megatron); DeepSpeed's follows the step
+  bool sharded_copies = true;     ///< FSDP copies between the buffers that it communicates and the parameters (PyTorch), or computes with views of them
   Loss loss = Loss::separate;
   bool low_precision_saved = true; ///< fp8 products keep their fp8 inputs for the backward instead of 16-bit ones
   Gradients gradients = Gradients::fp32;
@@ -48,6 +50,8 @@ struct Software {
   bool dropout = false;
   bool python_checkpoint = false; ///< recompute through a Python autograd function that saves and restores random state
   bool graphs = false;            ///< captured launches: the host is never the limit, and kernels follow each other closely
+  bool blocking_launches = false; ///< every launch waits for its kernel (CUDA_LAUNCH_BLOCKING): host and device take turns
+  bool captured_blocks = false;   ///< launches of whole parts of a block are captured: the host is not the limit, gaps between kernels stay
   bool overlap_ep = false;        ///< the exchange of one micro-batch's tokens runs under another's products
   /// Parts of a block that are computed again one by one (Megatron's recompute modules), beside the layout's recompute.
   bool recompute_norms = false, recompute_activation = false, recompute_mlp = false;

@@ -12,10 +12,11 @@ Evaluation::Evaluation(const Job& j, const cost::Tuning& t)
 }
 
 void Evaluation::finish(Part& part) const {
-  if (job.software.graphs) return;
+  if (job.software.graphs || job.software.captured_blocks) return;
   // Beside what runs on the device, modules in Python view, transpose, allocate and record for the backward. A recompute block
   // enters again what it wraps and saves and restores random state.
   const double kernel = 1e-6 * tuning.host_kernel_us;
+  part.take_turns = job.software.blocking_launches;
   part.host_forward = part.forward.launches * kernel;
   part.host_backward = (part.input.launches + part.weight.launches + part.recompute.launches) * kernel;
   if (job.software.python_checkpoint) part.host_backward += part.layers * 1e-6 * tuning.host_recompute_us;

@@ -21,8 +21,11 @@ struct Part {
     weight += times * work.weight;
     recompute += times * work.recompute;
   }
-  double forward_time() const { return std::max(forward.total(), host_forward); }
-  double backward_time() const { return std::max(recompute.total() + input.total() + weight.total(), host_backward); }
+  bool take_turns = false;                     ///< Software::blocking_launches
+
+  double together(double device, double host) const { return take_turns ? device + host : std::max(device, host); }
+  double forward_time() const { return together(forward.total(), host_forward); }
+  double backward_time() const { return together(recompute.total() + input.total() + weight.total(), host_backward); }
 };
 
 /// Everything of one evaluation that does not depend on the pipeline part.

@@ -71,7 +71,8 @@ ShardedStep sharded_seconds(const Evaluation& run) {
     if (!job.software.overlap_dp) exposed = (layout.zero == 3 ? gather : 0) + again + reduce;
     const double overlapped = (layout.zero == 3 ? 2 * gather : 0) + reduce - exposed;
     // Copies between the flat communication buffers and the parameters: out of both gathers, into the reduction.
-    out.exposed += static_cast<double>(kind.count) * (exposed + cost::stream_time((parameters + experts) * 16, run.context.rates));
+    if (job.software.sharded_copies) exposed += cost::stream_time((parameters + experts) * 16, run.context.rates);
+    out.exposed += static_cast<double>(kind.count) * exposed;
     out.contention += static_cast<double>(kind.count) * overlapped * cost::slowdown_of(cost::kCollectiveChannels, job.machine);
   }
   // Embedding and head are units of their own; the first gather and the last reduction have nothing to hide behind.

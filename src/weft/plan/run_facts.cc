@@ -14,6 +14,8 @@ bool has(const std::string& text, const char* word) { return text.find(word) != 
 
 /// First year in which training stacks overlapped data- and pipeline-parallel communication by default and used flash kernels.
 constexpr double kModernYear = 2023;
+/// First year in which Megatron-LM ran the backward's tensor-parallel reduction beside the weight gradient.
+constexpr double kAsyncReduction = 2022;
 /// First year in which PyTorch trainers compiled the loss together with the model.
 constexpr double kCompiledLossYear = 2025;
 
@@ -88,19 +90,19 @@ machine::Software software_of_run(const RunRow& row, const machine::Machine& mac
   const std::string notes = lower_case(row.text("notes")), strategy = lower_case(row.text("zero_stage_or_fsdp")), attention = lower_case(row.text("flash_attention"));
   const std::string precision = lower_case(row.text("precision"));
   const bool modern = row.number("year", kModernYear) >= kModernYear && attention != "no";
-  const bool fsdp = has(strategy, "fsdp") || has(strategy, "zero-3");
+  const bool fsdp = has(strategy, "fsdp") || has(strategy, "hsdp") || has(strategy, "zero-3");
   // Transformer Engine and PyTorch choose a flash kernel by themselves; Megatron-LM before Hopper has to be asked for one.
   const bool flash = modern && (!attention.empty() || fsdp || machine.device.generation != 8 || !is_gpt(row));
   software.attention = flash ? Software::Attention::flash : Software::Attention::unfused;
   if (precision == "fp16") software.gradients = Software::Gradients::mixed;
   // NeMo's and Megatron-Bridge's recipes accumulate and reduce gradients in bf16.
-  if (is_nemo(row) && !fsdp) software.gradients = Software::Gradients::half;
+  if (is_nemo(row)) software.gradients = Software::Gradients::half;
   // What FSDP reduces in: fp32 unless its mixed-precision policy names the training type (fms-fsdp's, Composer's PURE).
   if (fsdp && (has(lower_case(row.text("source")), "fms-fsdp") || has(notes, "mode pure"))) software.gradients = Software::Gradients::half;
   // PyTorch stacks (FSDP, DeepSpeed's ZeRO) run eager kernels unless a compiler or fused layers are named; Megatron and JAX
   // stacks are fused.
   const bool zero1 = has(strategy, "zero-1") && !has(strategy, "distributed optimizer");
-  const bool named_fusion = has(notes, "compile") || has(notes, "kernels te") || has(strategy, "maxtext") || has(notes, "maxtext") || has(strategy, "megatron");
+  const bool named_fusion = is_nemo(row) || has(notes, "compile") || has(notes, "kernels te") || has(strategy, "maxtext") || has(notes, "maxtext") || has(strategy, "megatron");
   software.kernels = has(notes, "eager") || ((fsdp || zero1) && modern && !named_fusion) ? Software::Kernels::eager : Software::Kernels::fused;
   // Triton kernels and FlashAttention-2 were written for Ampere: on Hopper they are a generation behind.
   // So are the scans of state-space layers.
@@ -118,21 +120,29 @@ machine::Software software_of_run(const RunRow& row, const machine::Machine& mac
   }
   // Split and overlapped products are Transformer Engine's, from Hopper on; Megatron-LM's own layers and DeepSpeed's wait.
   software.overlap_tp = modern && !fsdp && !zero1 && machine.device.generation >= 9;
+  // Megatron-LM has had it since 2022; older ones, DeepSpeed's forks and PyTorch's DTensor wait for the reduction.
+  software.overlap_tp_backward = !fsdp && !has(strategy, "zero") && row.number("year", kModernYear) >= kAsyncReduction;
   if (has(notes, "no tp-comm")) software.overlap_tp = false, software.overlap_pp = false;
   if (has(notes, "async tp") || has(notes, "asynctp")) software.overlap_tp = true;
   const bool compiled = has(notes, "compile");
   software.static_allocation = modern && software.kernels == Software::Kernels::fused;
   const bool foundry = has(lower_case(row.text("source")), "llm-foundry");  // fused cross entropy is its default
-  if (has(notes, "fused cross entropy") || foundry || ((precision == "fp8" || precision == "fp4") && !fsdp)) software.loss = Software::Loss::in_place;
+  if (has(notes, "fused cross entropy") || foundry || ((precision == "fp8" || precision == "fp4") && (!fsdp || is_nemo(row)))) software.loss = Software::Loss::in_place;
   else if (compiled && row.number("year", kModernYear) >= kCompiledLossYear) software.loss = Software::Loss::compiled;
   else if (fsdp && row.integer("tp", 1) > 1) software.loss = Software::Loss::split;
-  software.low_precision_saved = !fsdp;  // Transformer Engine saves fp8 inputs; torch casts again in the backward
+  software.low_precision_saved = !fsdp || is_nemo(row);  // Transformer Engine saves fp8 inputs; torch casts again in the backward
   software.python_checkpoint = lower_case(row.text("recompute")) == "full" && !fsdp;
+  software.sharded_copies = !is_nemo(row);  // Megatron's FSDP computes with views of the buffers that it communicates
   software.frozen_base = row.text("kind") == "lora";
   software.scaling = scaling_of(row, notes);
   // From this release on the recipes for Blackwell capture whole iterations, expert layers included.
   constexpr double kWholeGraphs = 26.06;
   software.graphs = machine.device.generation >= 10 && container_release(notes) >= kWholeGraphs;
+  // Before, expert models on Grace hosts had attention, router and dispatch preparation captured (Megatron-Bridge 0.2 to 0.5,
+  // scripts/performance, cuda_graph_scope of GB200 and GB300).
+  software.captured_blocks = row.integer("experts") > 1 && container_release(notes) > 0 && machine.device.name.starts_with("GB");
+  // Set throughout BLOOM's runs, against hanging (bigscience, train/tr11-176B-ml).
+  software.blocking_launches = has(lower_case(row.text("source")), "bigscience") || has(notes, "launch_blocking");
   software.overlap_ep = has(notes, "all-to-all overlap");
   const std::string modules = recomputed_modules(notes);
   software.recompute_norms = has(modules, "norm");

@@ -121,6 +121,56 @@ TEST(Time, WhatSoftwareDoesChangesTheTermThatItConcerns) {
   EXPECT_NEAR(step_time(job, {}).host, 0, 1e-12);
 }
 
+TEST(Time, ReductionsOfInputGradientsHideBesideWeightGradients) {
+  for (const bool sequence_parallel : {false, true}) {
+    layout::Layout layout = layout_of(8, 1, 1, 8);
+    layout.sequence_parallel = sequence_parallel;
+    Job job = job_of("gpt3-175b", "a100", layout, 2048);
+    const double hidden = step_time(job, {}).tp;
+    job.software.overlap_tp_backward = false;
+    const double waiting = step_time(job, {}).tp;
+    // Of four equal parts two are the backward's. Whole: both hide behind the weight gradients. Sequence parallel: one hides, and what
+    // is gathered a second time beside it. A hidden second still costs overlap_slowdown.
+    const double slowdown = cost::Tuning{}.overlap_slowdown, share = sequence_parallel ? (1 - 2 * slowdown) / 4 : (1 - slowdown) / 2;
+    EXPECT_NEAR(hidden / waiting, 1 - share, 0.01) << sequence_parallel;
+  }
+}
+
+TEST(Time, BlockingLaunchesAddTheHostsTime) {
+  Job job = job_of("llama3-70b", "a100", layout_of(8, 1, 1, 8), 8192);
+  EXPECT_NEAR(step_time(job, {}).host, 0, 1e-9);  // large kernels: the host is far ahead
+  job.software.blocking_launches = true;
+  const double turns = step_time(job, {}).host;
+  EXPECT_GT(turns, 0);
+  job.layout.micro_batch = 2;  // half as many launches for the same work
+  EXPECT_NEAR(step_time(job, {}).host, 0.5 * turns, 1e-6 * turns);
+}
+
+TEST(Time, FusedSoftmaxTakesMatricesByFours) {
+  // Two heads per rank: one sequence makes two matrices of scores, two make four.
+  Job job = job_of("gpt-22b", "a100", layout_of(8, 1, 1, 16), 2048);
+  for (ModelSummary::Kind& kind : job.model.kinds) kind.block.attention.heads = kind.block.attention.kv_heads = 16;
+  job.software.attention = machine::Software::Attention::unfused;
+  const auto attention = [&](int64_t micro_batch) {
+    job.layout.micro_batch = micro_batch;
+    return step_time(job, {}).attention;
+  };
+  EXPECT_GT(attention(1), 1.5 * attention(2));
+  EXPECT_NEAR(attention(4), attention(2), 0.1 * attention(2));
+}
+
+TEST(Time, UnalignedHeadsLeaveTheMatrixUnits) {
+  Job job = job_of("gpt-22b", "a100", layout_of(8, 1, 1, 16), 2048);
+  job.software.attention = machine::Software::Attention::unfused;
+  const auto attention = [&](int64_t head_dim) {
+    for (ModelSummary::Kind& kind : job.model.kinds) kind.block.attention.head_dim = head_dim;
+    return step_time(job, {}).attention;
+  };
+  EXPECT_GT(attention(108), 2 * attention(112));
+  job.software.attention = machine::Software::Attention::flash;
+  EXPECT_LT(attention(108), attention(112));
+}
+
 TEST(Time, StageTimesSumToTheStepOfOneMicroBatch) {
   Job job = job_of("llama3-8b", "h100", layout_of(1, 4, 1, 1), 8192);
   double sum = 0;
@@ -213,6 +263,21 @@ TEST(Runs, FactsFromWords) {
   EXPECT_EQ(software_for("H100", "fp8", "MLPerf Training v5.0").scaling, Software::Scaling::delayed);
   EXPECT_TRUE(software_for("GB200", "fp8", "NeMo container 26.06.01; x").graphs);
   EXPECT_FALSE(software_for("H100", "fp8", "NeMo container 26.06.01; x").graphs);
+  const auto expert_software = [](const char* gpu) {
+    return software_of_run(RunRow({{"gpu", gpu}, {"precision", "fp8"}, {"experts", "128"}, {"notes", "NeMo container 25.11; precision as printed: FP8-MX"}}), machine::Machine::of(gpu));
+  };
+  EXPECT_TRUE(expert_software("GB200").captured_blocks);
+  EXPECT_FALSE(expert_software("B200-SXM").captured_blocks);
+  const auto sharded = [](const char* strategy, const char* source) {
+    return software_of_run(RunRow({{"gpu", "H100"}, {"precision", "bf16"}, {"zero_stage_or_fsdp", strategy}, {"source", source}, {"year", "2025"}}), machine::Machine::of("H100"));
+  };
+  EXPECT_EQ(sharded("HSDP", "torchtitan").kernels, Software::Kernels::eager);
+  EXPECT_TRUE(sharded("FSDP", "torchtitan").sharded_copies);
+  EXPECT_FALSE(sharded("FSDP", "torchtitan").overlap_tp_backward);
+  EXPECT_EQ(sharded("FSDP", "NVIDIA-NeMo/Megatron-Bridge").kernels, Software::Kernels::fused);
+  EXPECT_FALSE(sharded("FSDP", "NVIDIA-NeMo/Megatron-Bridge").sharded_copies);
+  EXPECT_TRUE(sharded("none", "BigScience tr11-176B chronicles").blocking_launches);
+  EXPECT_FALSE(sharded("none", "Megatron-LM").blocking_launches);
   const Software modules = software_for("H100", "bf16", "dispatcher DeepEP; recompute modules: norm, act; +1F1B all-to-all overlap");
   EXPECT_TRUE(modules.recompute_norms && modules.recompute_activation && modules.overlap_ep && !modules.recompute_mlp);
 }
