@@ -222,6 +222,13 @@ void check(const RunConfig& config, Findings& findings) {
     findings.add("train.offload_activations", "true with train.recompute = " + config.train.recompute + ", which leaves nothing to offload",
                  "leave out one of the two");
   }
+  if (config.parallel.tp_overlap > 1 && config.layout.tp == 1) {
+    findings.add("parallel.tp_overlap", fmt::format("{} with layout.tp = 1: nothing travels that could overlap", config.parallel.tp_overlap), "set layout.tp, or leave it out");
+  }
+  if (config.parallel.tp_overlap > 1 && (config.train.recompute == "keep_matmuls" || config.train.recompute == "half")) {
+    findings.add("train.recompute", fmt::format("{} keeps matrix products, which parallel.tp_overlap = {} makes one with their communication", config.train.recompute, config.parallel.tp_overlap),
+                 "none, attention, keep_attention or full, or no overlap");
+  }
   if (config.parallel.sequence_parallel && config.layout.tp == 1) {
     findings.add("parallel.sequence_parallel", "true with layout.tp = 1: there is no rank to share the sequence with", "set layout.tp, or leave it out");
   }
@@ -231,11 +238,6 @@ void check(const RunConfig& config, Findings& findings) {
                                          config.layout.tp), fmt::format("nearest: {} and {}", above - config.layout.tp, above));
   }
   check_optimizer(config, findings);
-  const std::string& optimizer = config.optimizer.name;
-  if (config.layout.tp > 1 && (optimizer == "muon" || optimizer == "adafactor" || optimizer == "adam8bit")) {
-    findings.add("optimizer.name", fmt::format("{} with layout.tp = {}: it looks at whole matrices or blocks, of which each rank has a part", optimizer,
-                                               config.layout.tp), "use adamw, sgd or lion");
-  }
   check_offload(config, findings);
   constexpr double kLeastClipNorm = 1e-6;  // below it nothing is left of a gradient in fp32
   if (config.optimizer.clip_norm > 0 && config.optimizer.clip_norm < kLeastClipNorm) {

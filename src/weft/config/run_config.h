@@ -80,6 +80,7 @@ struct ParallelConfig {
   int64_t reshard_group = 0;
   int64_t prefetch = 1;
   bool sequence_parallel = false;
+  int64_t tp_overlap = 1;
 };
 
 struct OffloadConfig {

@@ -73,10 +73,9 @@ AttentionImpl::AttentionImpl(const model::ModelSpec& spec, const model::Attentio
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& input, const RopeTable& rope_rows, KeyValues* cache) {
-  const at::Tensor x = tp_.enter(input);
-  const int64_t rows = x.size(0), tokens = x.size(1);
-  const auto heads = [&](const at::Tensor& y) { return y.view({rows, tokens, -1, spec_.head_dim}); };
-  at::Tensor q = heads(wq(x)), k = heads(wk(x)), v = heads(wv(x));
+  const std::vector<at::Tensor> y = column_products(tp_, input, {wq, wk, wv});
+  const auto heads = [&](const at::Tensor& t) { return t.view({t.size(0), t.size(1), -1, spec_.head_dim}); };  // [B, T, heads, hd]
+  at::Tensor q = heads(y[0]), k = heads(y[1]), v = heads(y[2]);
   if (q_norm) {
     q = q_norm(q);
     k = k_norm(k);

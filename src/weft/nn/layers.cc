@@ -29,8 +29,24 @@ LinearImpl::LinearImpl(int64_t in, int64_t out, bool with_bias, const at::Tensor
   if (with_bias) bias = register_parameter("bias", at::empty({out}, options));
 }
 
-at::Tensor LinearImpl::forward(const at::Tensor& x) {
-  return product(x, shared_by(copies_, weight), shared_by(copies_, bias));
+at::Tensor LinearImpl::used_weight() const { return shared_by(copies_, weight); }
+at::Tensor LinearImpl::used_bias() const { return shared_by(copies_, bias); }
+
+at::Tensor LinearImpl::forward(const at::Tensor& x) { return product(x, used_weight(), used_bias()); }
+
+std::vector<at::Tensor> column_products(const TensorAxis& tp, const at::Tensor& x, std::vector<Linear> layers) {
+  std::vector<at::Tensor> products;
+  if (tp.overlaps()) {
+    std::vector<at::Tensor> weights, biases;
+    for (const Linear& layer : layers) {
+      weights.push_back(layer->used_weight());
+      biases.push_back(layer->used_bias());
+    }
+    return tp.enter_products(x, weights, biases);
+  }
+  const at::Tensor whole = tp.enter(x);
+  for (Linear& layer : layers) products.push_back(layer(whole));
+  return products;
 }
 
 RowLinearImpl::RowLinearImpl(int64_t in, int64_t out, bool with_bias, const at::TensorOptions& options, TensorAxis tp) : tp_(std::move(tp)) {
@@ -40,7 +56,7 @@ RowLinearImpl::RowLinearImpl(int64_t in, int64_t out, bool with_bias, const at::
 
 at::Tensor RowLinearImpl::forward(const at::Tensor& x) {
   if (tp_.size() == 1) return product(x, weight, bias);
-  const at::Tensor y = tp_.leave(product(x, weight));
+  const at::Tensor y = tp_.overlaps() ? tp_.product_leave(x, weight) : tp_.leave(product(x, weight));
   return bias.defined() ? y + shared_by(tp_.sequence_comm(), bias) : y;
 }
 

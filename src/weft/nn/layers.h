@@ -17,6 +17,9 @@ class LinearImpl : public torch::nn::Module {
   /// copies: the ranks that hold the same weights and compute a part of their gradients each.
   LinearImpl(int64_t in, int64_t out, bool with_bias, const at::TensorOptions& options, Comm copies = Comm());
   at::Tensor forward(const at::Tensor& x);
+  /// As forward uses them: their gradients are summed over the copies.
+  at::Tensor used_weight() const;
+  at::Tensor used_bias() const;
 
   at::Tensor weight;
   at::Tensor bias;  ///< undefined without bias
@@ -25,6 +28,9 @@ class LinearImpl : public torch::nn::Module {
   Comm copies_;
 };
 TORCH_MODULE(Linear);
+
+/// What layers that are cut by columns make of one input: TensorAxis::enter(x) through each of them.
+std::vector<at::Tensor> column_products(const TensorAxis& tp, const at::Tensor& x, std::vector<Linear> layers);
 
 /// A Linear that is cut by rows ("row parallel"): x [B, T, in of this rank] -> TensorAxis::leave of the partial sums, to which the
 /// bias, the same on every rank, is added once.

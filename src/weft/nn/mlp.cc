@@ -17,9 +17,9 @@ MlpImpl::MlpImpl(int64_t hidden, const model::MlpSpec& spec, Kernels kernels, co
 }
 
 at::Tensor MlpImpl::forward(const at::Tensor& input) {
-  const at::Tensor x = tp_.enter(input);
-  if (w3) return w2(gated(w1(x), w3(x), activation_, kernels_));
-  return w2(activate(w1(x), activation_));
+  if (!w3) return w2(activate(column_products(tp_, input, {w1})[0], activation_));
+  const std::vector<at::Tensor> y = column_products(tp_, input, {w1, w3});
+  return w2(gated(y[0], y[1], activation_, kernels_));
 }
 
 }  // namespace weft::nn

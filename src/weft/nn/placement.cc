@@ -96,6 +96,11 @@ std::vector<at::Tensor> parts_of(const at::Tensor& local, const TensorPlacement&
 at::Tensor whole_tensor(const at::Tensor& local, const std::shared_ptr<const TensorPlacement>& placement) {
   const at::NoGradGuard no_grad;
   if (!placement || placement->dim < 0 || placement->comm.size() == 1) return local.detach().clone();
+  if (local.is_meta()) {  // a rehearsal: others' sizes are not known
+    const int64_t size = placement->comm.size();
+    placement->comm.all_gather(at::empty({size * local.numel()}, local.options()), local.contiguous()).released();
+    return at::empty(placement->shape, local.options());
+  }
   std::vector<at::Tensor> parts = parts_of(local, *placement), held;
   for (size_t rank = 0; rank < parts.size(); rank += static_cast<size_t>(placement->copies)) held.push_back(parts[rank]);
   return at::cat(held).movedim(0, placement->dim).contiguous();

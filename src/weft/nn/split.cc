@@ -74,8 +74,8 @@ std::shared_ptr<torch::nn::Module> SplitEmbeddingImpl::clone(const std::optional
 
 at::Tensor SplitLinearImpl::forward(const at::Tensor& input) {
   if (!style_) return torch::nn::LinearImpl::forward(input);
-  if (*style_ == TensorStyle::column) return at::linear(tp_.enter(input), weight, bias);
-  const at::Tensor y = tp_.leave(at::linear(input, weight));
+  if (*style_ == TensorStyle::column) return tp_.enter_products(input, {weight}, {bias})[0];
+  const at::Tensor y = tp_.product_leave(input, weight);
   if (!bias.defined()) return y;
   return y + autograd::copy_to(bias, tp_.sequence_comm());
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <vector>
 
 #include "weft/comm/comm.h"
 
@@ -17,8 +18,9 @@ namespace weft::nn {
 class TensorAxis {
  public:
   TensorAxis() = default;
-  /// All ranks of `comm` use it with the same `sequence_parallel`.
-  explicit TensorAxis(Comm comm, bool sequence_parallel = false);
+  /// All ranks of `comm` use it with the same arguments. overlap: pieces in which activations travel beside the products that need or
+  /// make them (autograd/overlapped_products.h); 1: the exchange comes before or after the product.
+  explicit TensorAxis(Comm comm, bool sequence_parallel = false, int64_t overlap = 1);
 
   const Comm& comm() const { return comm_; }
   int64_t rank() const { return comm_.rank(); }
@@ -31,6 +33,12 @@ class TensorAxis {
   /// Partial sums [B, T, D] behind layers that are cut by rows -> their sum over the ranks (or a part of T). Backward: identity (or
   /// a gather along T).
   at::Tensor leave(const at::Tensor& partial) const;
+
+  bool overlaps() const { return overlap_ > 1 && comm_.size() > 1; }
+  /// enter(x) weights[i]^T + biases[i] (undefined: none) for each i; overlaps() or not, the same numbers but for rounding.
+  std::vector<at::Tensor> enter_products(const at::Tensor& x, const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& biases) const;
+  /// leave(x weight^T).
+  at::Tensor product_leave(const at::Tensor& x, const at::Tensor& weight) const;
 
   /// Over which gradients of a weight are summed that each rank uses on its part of the sequence.
   Comm sequence_comm() const { return sequence_parallel_ ? comm_ : Comm(); }
@@ -46,6 +54,7 @@ class TensorAxis {
 
   Comm comm_;
   bool sequence_parallel_ = false;
+  int64_t overlap_ = 1;
   std::shared_ptr<Groups> groups_;
 };
 

@@ -14,16 +14,6 @@
 namespace weft::optim {
 namespace {
 
-/// Calls fn(row, first column, offset in the shard, length) for each row's part of the elements begin .. begin + n - 1.
-template <class Fn>
-void for_rows(int64_t begin, int64_t n, int64_t columns, const Fn& fn) {
-  for (int64_t i = 0; i < n;) {
-    const int64_t row = (begin + i) / columns, column = (begin + i) % columns, length = std::min(columns - column, n - i);
-    fn(row, column, i, length);
-    i += length;
-  }
-}
-
 template <class T>
 double sum_of_squares(const T* x, int64_t n) {
   double sum = 0;
@@ -59,7 +49,9 @@ struct Adafactor::Member {
   at::Tensor rows, columns;            ///< of a matrix
   at::Tensor second;                   ///< [n] of others
   at::Tensor first;                    ///< [n] with momentum
-  int64_t step, begin = 0, numel;      ///< numel: of the whole parameter
+  int64_t step, numel;                 ///< numel: of the whole parameter
+  TensorPart part;
+  bool counts = true;                  ///< whether this rank's sums are added to the others'
   double alpha = 0, shrink = 1;        ///< the parameter's rate; what clipping leaves of the update
 
   bool factored() const { return rows.defined(); }
@@ -80,13 +72,14 @@ struct Adafactor::Member {
 
 template <class T>
 void Adafactor::Member::add_sums(double* sums) const {
-  sums[0] += sum_of_squares(weight.const_data_ptr<T>(), weight.numel());
+  if (counts) sums[0] += sum_of_squares(weight.const_data_ptr<T>(), weight.numel());
   const T* g = grad.const_data_ptr<T>();
   const double eps = std::get<0>(options->eps());
   if (factored()) {
+    if (!counts) return;
     double* by_row = sums + 1;
     double* by_column = by_row + rows.numel();
-    for_rows(begin, weight.numel(), columns.numel(), [&](int64_t row, int64_t column, int64_t at, int64_t n) {
+    part.for_rows(0, weight.numel(), [&](int64_t row, int64_t column, int64_t at, int64_t n) {
       double sum = 0;
       for (int64_t k = 0; k < n; ++k) {
         const double square = static_cast<double>(g[at + k]) * static_cast<double>(g[at + k]) + eps;
@@ -137,7 +130,7 @@ void Adafactor::Member::for_updates(const Fn& fn) const {
   const double* rr = by_row.const_data_ptr<double>();
   const T* cc = by_column.const_data_ptr<T>();
   update.resize(static_cast<size_t>(columns.numel()));
-  for_rows(begin, weight.numel(), columns.numel(), [&](int64_t r, int64_t c, int64_t at, int64_t n) {
+  part.for_rows(0, weight.numel(), [&](int64_t r, int64_t c, int64_t at, int64_t n) {
     const auto scale = static_cast<T>(rr[r]);
     for (int64_t k = 0; k < n; ++k) update[static_cast<size_t>(k)] = g[at + k] * scale * cc[c + k];
     fn(at, update.data(), n);
@@ -191,16 +184,15 @@ Adafactor::Adafactor(const std::vector<OptimizerParamGroup>& groups, AdafactorOp
     : Optimizer(groups, std::make_unique<AdafactorOptions>(defaults)) {
   keep_options(param_groups_, groups);
   for (const auto& group : param_groups_) check(static_cast<const AdafactorOptions&>(group.options()));
-  refuse_tensor_parts(param_groups_, "Adafactor", "keeps means over whole rows and columns");
 }
 
 Adafactor::Member Adafactor::open(const at::Tensor& parameter, const AdafactorOptions& options) {
   auto& slot = state_[parameter.unsafeGetTensorImpl()];
   if (!slot) slot = std::make_unique<NamedState>();
   auto& state = static_cast<NamedState&>(*slot);
-  const ShardInfo* shard = shard_info(parameter);
-  const std::vector<int64_t> shape = shard != nullptr ? shard->shape : parameter.sizes().vec();
-  const int64_t numel = shard != nullptr ? shard->numel() : parameter.numel();
+  TensorPart part = tensor_part(parameter);
+  const std::vector<int64_t>& shape = part.shape;
+  const int64_t numel = part.numel();
   const bool factored = shape.size() >= 2 && numel > 0;
   const at::ScalarType wide = wide_dtype(parameter.scalar_type());
   std::vector<StateSpec> specs;
@@ -208,7 +200,7 @@ Adafactor::Member Adafactor::open(const at::Tensor& parameter, const AdafactorOp
   if (options.beta1() > 0) specs.push_back({.name = "exp_avg", .dtype = wide});
   const Kept kept(parameter, state, specs);
   Member member{.options = &options, .weight = kept.weight, .grad = kept.grad.to(wide), .copy = kept.copy, .rows = {}, .columns = {},
-                .second = {}, .first = {}, .step = ++state.step, .begin = shard != nullptr ? shard->begin() : 0, .numel = numel};
+                .second = {}, .first = {}, .step = ++state.step, .numel = numel, .part = part};
   if (options.beta1() > 0) member.first = kept.states.back();
   if (!factored) {
     member.second = kept.states.front();
@@ -239,13 +231,17 @@ at::Tensor Adafactor::step(LossClosure closure) {
     }
   }
   if (mixed) throw ConfigError("Adafactor was given shards of two DataParallels, whose ranks differ. Make one Adafactor for each");
-  update(members, ranks);
+  std::vector<TensorPart> parts;
+  for (const Member& member : members) parts.push_back(member.part);
+  const Comm tp = tensor_ranks(parts, "Adafactor");
+  for (Member& member : members) member.counts = member.part.placement ? member.part.placement->counts() : tp.rank() == 0;
+  update(members, ranks, tp);
   notify_updated(param_groups_);
   return loss;
 }
 
 /// Sums that concern whole parameters are those of all ranks where the parameter is sharded.
-void Adafactor::update(std::vector<Member>& members, const Comm& ranks) {
+void Adafactor::update(std::vector<Member>& members, const Comm& ranks, const Comm& tp) {
   const auto dispatch = [](const Member& member, const auto& fn) {
     if (member.weight.is_meta()) return;
     member.weight.scalar_type() == at::kDouble ? fn(double{}) : fn(float{});
@@ -259,6 +255,7 @@ void Adafactor::update(std::vector<Member>& members, const Comm& ranks) {
     at += member.sums();
   }
   ranks.all_reduce(sums).released();
+  tp.all_reduce(sums).released();
   at = sums.mutable_data_ptr<double>();
   for (Member& member : members) {
     if (!member.weight.is_meta()) member.take_sums(at);
@@ -267,9 +264,10 @@ void Adafactor::update(std::vector<Member>& members, const Comm& ranks) {
   at::Tensor squares = at::zeros({static_cast<int64_t>(members.size())}, at::kDouble);
   double* square = squares.mutable_data_ptr<double>();
   for (size_t i = 0; i < members.size(); ++i) {
-    dispatch(members[i], [&](auto zero) { square[i] = members[i].squares_of_updates<decltype(zero)>(); });
+    dispatch(members[i], [&](auto zero) { square[i] = members[i].counts ? members[i].squares_of_updates<decltype(zero)>() : 0; });
   }
   ranks.all_reduce(squares).released();
+  tp.all_reduce(squares).released();
   for (size_t i = 0; i < members.size(); ++i) {
     Member& member = members[i];
     const double rms = std::sqrt(square[i] / static_cast<double>(std::max<int64_t>(member.numel, 1)));

@@ -32,12 +32,12 @@ struct AdafactorOptions : torch::optim::OptimizerCloneableOptions<AdafactorOptio
 /// sharding; parameters of more dims count as [product of the others, last]; those of one keep a second moment per element.
 ///
 /// Shards may be cut anywhere: sums over rows, columns and whole parameters form in fp64, on each rank over its elements and then over
-/// the ranks (two all_reduces per step, of all parameters together), so that numbers do not depend on the cuts but for rounding in
+/// the ranks (two all_reduces per step, of all parameters together; over tensor-parallel ranks, too, where copies count once), so that numbers do not depend on the cuts but for rounding in
 /// fp64. Groups keep the options that they come with. ConfigError for options out of range.
 class Adafactor : public torch::optim::Optimizer {
  public:
   explicit Adafactor(const std::vector<OptimizerParamGroup>& groups, AdafactorOptions defaults = {});
-  /// Collective over the ranks of the shards.
+  /// Collective over the ranks of the shards, and over tensor-parallel ones.
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -45,7 +45,7 @@ class Adafactor : public torch::optim::Optimizer {
  private:
   struct Member;
   Member open(const at::Tensor& parameter, const AdafactorOptions& options);
-  static void update(std::vector<Member>& members, const Comm& ranks);
+  static void update(std::vector<Member>& members, const Comm& ranks, const Comm& tp);
 };
 
 }  // namespace weft::optim

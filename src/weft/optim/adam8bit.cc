@@ -1,5 +1,6 @@
 #include "weft/optim/adam8bit.h"
 
+#include <fmt/format.h>
 #include <torch/optim/serialize.h>
 
 #include "weft/core/error.h"
@@ -10,10 +11,7 @@
 namespace weft::optim {
 namespace {
 
-bool quantised(const at::Tensor& parameter) {
-  const ShardInfo* shard = shard_info(parameter);
-  return (shard != nullptr ? shard->numel() : parameter.numel()) >= kLeastQuantised;
-}
+bool quantised(const at::Tensor& parameter) { return tensor_part(parameter).numel() >= kLeastQuantised; }
 
 void check_cuts(const ShardInfo& shard) {
   for (const int64_t cut : shard.cuts) {
@@ -24,11 +22,44 @@ void check_cuts(const ShardInfo& shard) {
   }
 }
 
+/// Empty, or why this tensor-parallel rank's part cuts a block of the whole parameter.
+std::string cut_block(const at::Tensor& parameter) {
+  const TensorPart part = tensor_part(parameter);
+  if (!part.cut()) return {};
+  const nn::TensorPlacement& p = *part.placement;
+  const ShardInfo* shard = shard_info(parameter);
+  const int64_t size = shard != nullptr ? shard->shape[static_cast<size_t>(p.dim)] : parameter.size(p.dim);
+  const bool rows = p.dim == 0 && p.shape.size() > 1;  // a part is one stretch
+  const int64_t unit = rows ? part.numel() / p.shape[0] : 1;
+  const int64_t begin = p.begin * unit, end = (p.begin + size) * unit;
+  const bool ends = end == (rows ? part.numel() : part.columns);
+  if (begin % kQuantBlock == 0 && (ends || end % kQuantBlock == 0) && (rows || p.shape.size() == 1 || part.columns % kQuantBlock == 0)) return {};
+  return fmt::format("parameter {}of shape {} is cut over {} tensor-parallel ranks inside of a block of {} neighbouring elements that share a scale: numbers would "
+                     "depend on the layout. Use sizes of which each rank gets multiples of {} elements in a row, an optimizer that treats elements alike (AdamW, Lion), "
+                     "or no tensor parallelism", shard != nullptr ? "'" + shard->name + "' " : "", c10::str(at::IntArrayRef(p.shape)), p.comm.size(), kQuantBlock, kQuantBlock);
+}
+
+/// Ranks whose own parts are whole blocks must hear of the others'.
+void check_tensor_parts(const std::vector<OptimizerParamGroup>& groups) {
+  std::string mine;
+  std::vector<TensorPart> parts;
+  for (const auto& group : groups) {
+    for (const at::Tensor& p : group.params()) {
+      parts.push_back(tensor_part(p));
+      if (mine.empty() && quantised(p)) mine = cut_block(p);
+    }
+  }
+  const Comm tp = tensor_ranks(parts, "Adam8bit");
+  if (tp.size() == 1) return;
+  for (const std::string& text : tp.all_gather_text(mine)) {
+    if (!text.empty()) throw ConfigError(text);
+  }
+}
+
 }  // namespace
 
 Adam8bit::Adam8bit(const std::vector<OptimizerParamGroup>& groups, AdamWOptions defaults)
     : ElementwiseOptimizer(groups, std::make_unique<AdamWOptions>(defaults)) {
-  refuse_tensor_parts(param_groups_, "Adam8bit", "has a scale per block of neighbouring elements");
   for (const auto& group : param_groups_) {
     if (static_cast<const AdamWOptions&>(group.options()).amsgrad()) {
       throw ConfigError("amsgrad is on, which weft::optim::Adam8bit does not keep. Use torch::optim::AdamW");
@@ -37,6 +68,7 @@ Adam8bit::Adam8bit(const std::vector<OptimizerParamGroup>& groups, AdamWOptions 
       if (const ShardInfo* shard = shard_info(p); shard != nullptr && quantised(p)) check_cuts(*shard);
     }
   }
+  check_tensor_parts(param_groups_);
 }
 
 std::vector<StateSpec> Adam8bit::own_states(const at::Tensor& parameter, const OptimizerOptions&) const {

@@ -13,7 +13,8 @@ namespace weft::optim {
 /// moment above zero is never stored as zero, which would let the next step divide by eps alone.
 ///
 /// Blocks are counted from the beginning of the whole parameter, so that numbers do not depend on the ranks; shards have to be cut
-/// between blocks: DataParallelOptions::granules = {{"*", 256}}. ConfigError, by name, for one that is not; and for amsgrad.
+/// between blocks: DataParallelOptions::granules = {{"*", 256}}, and so have parts of tensor-parallel ranks. ConfigError, by name, for what is not; and
+/// for amsgrad. Construction is collective over tensor-parallel ranks.
 class Adam8bit : public ElementwiseOptimizer {
  public:
   explicit Adam8bit(const std::vector<OptimizerParamGroup>& groups, torch::optim::AdamWOptions defaults = {});

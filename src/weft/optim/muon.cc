@@ -9,8 +9,8 @@
 #include "weft/core/error.h"
 #include "weft/core/pattern.h"
 #include "weft/memory/account.h"
+#include "weft/nn/placement.h"
 #include "weft/optim/kernels.h"
-#include "weft/optim/tensor_parts.h"
 #include "weft/parallel/shard_owner.h"
 
 namespace weft::optim {
@@ -19,6 +19,12 @@ namespace {
 std::vector<int64_t> shape_of(const at::Tensor& parameter) {
   const ShardInfo* shard = shard_info(parameter);
   return shard != nullptr ? shard->shape : parameter.sizes().vec();
+}
+
+/// Of the whole matrix, which decides on the order of work and on the scale: the same on all tensor-parallel ranks.
+std::vector<int64_t> whole_shape_of(const at::Tensor& parameter) {
+  const auto placement = nn::placement_of(parameter);
+  return placement ? placement->shape : shape_of(parameter);
 }
 
 void check(const MuonOptions& o) {
@@ -43,14 +49,20 @@ struct Muon::Matrix {
   at::Tensor weight;         ///< flat, fp32 or fp64: this rank's elements, or their masters
   at::Tensor copy;           ///< flat, the 16-bit parameter; undefined if there is no master
   at::Tensor update;         ///< this rank's elements of the momentum, then of the orthogonalised update
-  std::vector<int64_t> shape, cuts;  ///< cuts: of the shards; empty: this rank holds all
-  Comm ranks;
+  std::vector<int64_t> shape, cuts;  ///< shape: of this tensor-parallel rank's part; cuts: of the shards of it; empty: this rank holds all
+  std::vector<int64_t> whole;        ///< shape of the matrix
+  std::shared_ptr<const nn::TensorPlacement> placement;
 
   int64_t numel() const { return shape[0] * shape[1]; }
   int64_t part(int64_t rank) const { return cuts[static_cast<size_t>(rank) + 1] - cuts[static_cast<size_t>(rank)]; }
-  at::Tensor orthogonal(const at::Tensor& whole) const { return orthogonalise(whole.view(shape), options->steps()).reshape(-1); }
+  /// Every tensor-parallel rank works on the whole matrix, and keeps its part. Collective over these.
+  at::Tensor orthogonal(const at::Tensor& part) const {
+    const bool cut = placement && placement->dim >= 0 && placement->comm.size() > 1;
+    const at::Tensor done = orthogonalise(cut ? nn::whole_tensor(part.view(shape), placement) : part.view(shape), options->steps());
+    return (cut ? done.narrow(placement->dim, placement->begin, shape[static_cast<size_t>(placement->dim)]) : done).reshape(-1);
+  }
   void apply() const {
-    const double lr = options->lr(), scale = scale_of(*options, static_cast<double>(shape[0]), static_cast<double>(shape[1]));
+    const double lr = options->lr(), scale = scale_of(*options, static_cast<double>(whole[0]), static_cast<double>(whole[1]));
     weight.mul_(1 - lr * options->weight_decay()).add_(update, -lr * scale);
     if (copy.defined()) copy.copy_(weight);
   }
@@ -96,7 +108,6 @@ void MuonOptions::serialize(torch::serialize::InputArchive& archive) {
 Muon::Muon(const std::vector<OptimizerParamGroup>& groups, MuonOptions defaults, Comm replicas)
     : Optimizer(groups, std::make_unique<MuonOptions>(defaults)), replicas_(std::move(replicas)) {
   keep_options(param_groups_, groups);
-  refuse_tensor_parts(param_groups_, "Muon", "orthogonalises whole matrices");
   for (const auto& group : param_groups_) {
     const auto& options = static_cast<const MuonOptions&>(group.options());
     check(options);
@@ -138,7 +149,7 @@ at::Tensor Muon::step(LossClosure closure) {
   }
   // The largest first, so that matrices of a round are alike and ranks wait little for each other.
   std::ranges::stable_sort(matrices, std::greater(), [](const auto& m) {
-    const std::vector<int64_t> shape = shape_of(*m.first);
+    const std::vector<int64_t> shape = whole_shape_of(*m.first);
     return shape[0] * shape[1];
   });
   bool backwards = false;
@@ -170,7 +181,8 @@ Muon::Matrix Muon::open(const at::Tensor& parameter, const MuonOptions& options)
                 .update = options.nesterov() ? grad.lerp(buffer, options.momentum()) : buffer.clone(),
                 .shape = shape_of(parameter),
                 .cuts = {},
-                .ranks = {}};
+                .whole = whole_shape_of(parameter),
+                .placement = nn::placement_of(parameter)};
   if (const ShardInfo* shard = shard_info(parameter)) matrix.cuts = shard->cuts;
   return matrix;
 }

@@ -39,6 +39,7 @@ at::Tensor orthogonalise(const at::Tensor& matrix, int64_t steps);
 /// needs whole matrices, each rank takes its share of them, the largest first: the update of as many matrices as there are ranks is
 /// brought to one rank each, orthogonalised there, and taken back to where the weights are. So every matrix is worked on once, in the
 /// same way for any number of ranks. Copies of 2 matrices per rank exist meanwhile.
+/// A matrix that tensor-parallel ranks share out is gathered over them, and each of them orthogonalises the whole of it.
 ///
 /// Groups keep the options that they come with. ConfigError for a parameter in a group to be orthogonalised that is no matrix.
 class Muon : public torch::optim::Optimizer {

@@ -35,9 +35,19 @@ void AdamW::update(const Stretch& s, const OptimizerOptions& options) const {
   const AdamWStep step = adamw_step(static_cast<const AdamWOptions&>(options), s.step);
   const auto rounding = roundings_.find(s.parameter);
   if (rounding == roundings_.end()) return adamw_update(step, s.weight, s.grad, s.states[0], s.states[1], s.copy);
-  Rounding from_here = rounding->second;
-  from_here.first += s.begin;
-  adamw_update_rounded(step, s.weight, s.grad, s.states[0], s.states[1], from_here);
+  const auto& [from, part] = rounding->second;
+  if (!part.cut() || part.part_columns == part.columns) {
+    Rounding from_here = from;
+    from_here.first += s.begin + (part.cut() ? part.row * part.columns : 0);
+    return adamw_update_rounded(step, s.weight, s.grad, s.states[0], s.states[1], from_here);
+  }
+  // Rows of a part lie apart in the whole parameter.
+  part.for_rows(s.begin, s.weight.numel(), [&](int64_t row, int64_t column, int64_t at, int64_t n) {
+    const auto of = [&](const at::Tensor& t) { return t.narrow(0, at, n); };
+    Rounding of_row = from;
+    of_row.first = row * part.columns + column;
+    adamw_update_rounded(step, of(s.weight), of(s.grad), of(s.states[0]), of(s.states[1]), of_row);
+  });
 }
 
 void AdamW::round_stochastically(uint64_t seed, const std::vector<NamedTensor>& parameters, const std::vector<int64_t>& begins) {
@@ -49,7 +59,9 @@ void AdamW::round_stochastically(uint64_t seed, const std::vector<NamedTensor>& 
     }
     const ShardInfo* shard = shard_info(p.tensor);
     const int64_t begin = i < begins.size() ? begins[i] : shard != nullptr ? shard->begin() : 0;
-    roundings_[p.tensor.unsafeGetTensorImpl()] = {.seed = seed, .stream = philox::stream_of("round/" + p.name), .first = begin};
+    TensorPart part = tensor_part(p.tensor);
+    part.begin = begin;
+    roundings_[p.tensor.unsafeGetTensorImpl()] = {Rounding{.seed = seed, .stream = philox::stream_of("round/" + p.name), .first = begin}, part};
   }
 }
 

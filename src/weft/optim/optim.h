@@ -11,6 +11,7 @@
 
 #include "weft/optim/elementwise.h"
 #include "weft/optim/kernels.h"
+#include "weft/optim/tensor_parts.h"
 #include "weft/parallel/data_parallel.h"
 
 namespace weft::optim {
@@ -44,7 +45,7 @@ class AdamW : public ElementwiseOptimizer {
   bool keeps_master(const at::Tensor& parameter) const override;
 
  private:
-  std::unordered_map<const void*, Rounding> roundings_;  ///< by parameter
+  std::unordered_map<const void*, std::pair<Rounding, TensorPart>> roundings_;  ///< by parameter
   bool bf16_moments_ = false;
 };
 

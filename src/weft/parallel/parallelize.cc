@@ -56,11 +56,11 @@ void share_out(torch::nn::Module& module, const std::string& path, TensorStyle s
 
 }  // namespace
 
-void parallelize(torch::nn::Module& module, const Comm& comm, const TensorPlan& plan) {
+void parallelize(torch::nn::Module& module, const Comm& comm, const TensorPlan& plan, int64_t overlap) {
   if (comm.size() == 1) return;
   check_same(module, comm);
   const bool sequence = std::any_of(plan.begin(), plan.end(), [](const auto& item) { return item.second == TensorStyle::sequence; });
-  const nn::TensorAxis tp(comm, sequence);
+  const nn::TensorAxis tp(comm, sequence, overlap);
   for (const auto& [pattern, style] : plan) {
     bool found = false;
     for (const auto& item : module.named_modules("", /*include_self=*/false)) {

@@ -28,6 +28,8 @@ using TensorPlan = std::vector<std::pair<std::string, TensorStyle>>;
 /// takes mesh["dp"] and then counts each parameter once in norms. Collective over `tp`; size 1 changes nothing.
 /// Errors: ConfigError, with the path, for a pattern that names nothing, a layer that is no Split, sizes that do not divide,
 /// a module named twice, or modules that differ between ranks.
-void parallelize(torch::nn::Module& module, const Comm& tp, const TensorPlan& plan);
+///
+/// overlap: pieces in which activations travel beside the products that need or make them (nn/tensor_axis.h); 1: no overlap.
+void parallelize(torch::nn::Module& module, const Comm& tp, const TensorPlan& plan, int64_t overlap = 1);
 
 }  // namespace weft

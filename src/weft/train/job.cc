@@ -101,7 +101,7 @@ Axes make_axes(const Job& job, const World& world) {
   const Mesh mesh(world, {{"dp", job.config.layout.dp}, {"tp", job.config.layout.tp}});
   return {.world = world.comm(),
           .dp = mesh["dp"],
-          .tp = nn::TensorAxis(mesh["tp"], job.config.parallel.sequence_parallel),
+          .tp = nn::TensorAxis(mesh["tp"], job.config.parallel.sequence_parallel, job.config.parallel.tp_overlap),
           .text = mesh.describe()};
 }
 
@@ -163,7 +163,7 @@ int64_t state_bytes(const Job& job) {
   double moments = 0, whole = 0;
   for (const model::Param& p : model::parameter_table(job.spec)) {
     const bool factors = job.config.optimizer.name == "adafactor" && p.shape.size() >= 2;
-    (factors ? whole : moments) += moment_bytes(job.config.optimizer, p.name, local_shape(p, job), static_cast<double>(wide));
+    (factors ? whole : moments) += moment_bytes(job.config.optimizer, p.name, factors ? p.shape : local_shape(p, job), static_cast<double>(wide));
   }
   const auto masters = static_cast<double>(weight < wide ? wide : 0);
   const double averages = share(1, job.config.train.ema > 0 ? parameters * static_cast<double>(wide) : 0);

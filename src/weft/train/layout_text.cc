@@ -17,7 +17,7 @@ const std::map<std::string, std::string>& short_names() {
   static const std::map<std::string, std::string> names{
       {"dp", "layout.dp"}, {"tp", "layout.tp"}, {"zero", "parallel.zero"}, {"dp_shard", "parallel.dp_shard"},
       {"sequence_parallel", "parallel.sequence_parallel"}, {"reshard_after_forward", "parallel.reshard_after_forward"},
-      {"reshard_group", "parallel.reshard_group"}, {"prefetch", "parallel.prefetch"}, {"micro_batch", "train.micro_batch"}};
+      {"reshard_group", "parallel.reshard_group"}, {"tp_overlap", "parallel.tp_overlap"}, {"prefetch", "parallel.prefetch"}, {"micro_batch", "train.micro_batch"}};
   return names;
 }
 

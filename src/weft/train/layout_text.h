@@ -9,7 +9,7 @@
 
 namespace weft::train {
 
-/// Layouts apart by ";", settings by ",". Short names dp, tp, zero, dp_shard, sequence_parallel, reshard_after_forward, reshard_group,
+/// Layouts apart by ";", settings by ",". Short names dp, tp, zero, dp_shard, sequence_parallel, tp_overlap, reshard_after_forward, reshard_group,
 /// prefetch, micro_batch, or with `any_key` any key of the configuration. ConfigError names what is not understood.
 std::vector<std::string> split_layouts(const std::string& text, bool any_key = true);
 

@@ -11,8 +11,6 @@
 #include "weft/models/transformer.h"
 #include "weft/nn/placement.h"
 #include "weft/nn/vocab_parallel.h"
-#include "weft/optim/adafactor.h"
-#include "weft/optim/muon.h"
 #include "weft/parallel/data_parallel.h"
 #include "weft/parallel/whole.h"
 
@@ -38,10 +36,11 @@ double relative(const at::Tensor& a, const at::Tensor& b) {
 /// Models x layouts such that each layout and each kind of cut is seen; all of them run under the label full.
 TEST(TensorParity, ModelsUnderLayoutsEqualOneRank) {
   const auto layouts = [](const char* text) { return train::split_layouts(text); };
-  testing::expect_verified(testing::kVerifyModels[0], layouts("tp=3,sequence_parallel=true; dp=2,tp=2,micro_batch=2,train.recompute=full; dp_shard=2,zero=3,tp=2,sequence_parallel=true"));
+  testing::expect_verified(testing::kVerifyModels[0], layouts("tp=3,sequence_parallel=true; dp=2,tp=2,micro_batch=2,train.recompute=full; dp_shard=2,zero=3,tp=2,sequence_parallel=true; "
+                                                              "dp_shard=2,zero=3,tp=2,sequence_parallel=true,tp_overlap=4,train.recompute=full"));
   testing::expect_verified(testing::kVerifyModels[1], layouts("tp=4,sequence_parallel=true; dp_shard=2,zero=3,tp=2,train.recompute=full"));
-  testing::expect_verified(testing::kVerifyModels[3], layouts("tp=2; tp=3; dp=2,zero=2,tp=2,micro_batch=2"));
-  testing::expect_verified(testing::kVerifyModels[4], layouts("tp=4; dp=4,dp_shard=2,zero=3,tp=2"));
+  testing::expect_verified(testing::kVerifyModels[3], layouts("tp=2; tp=3,tp_overlap=2; dp=2,zero=2,tp=2,micro_batch=2"));
+  testing::expect_verified(testing::kVerifyModels[4], layouts("tp=4; tp=4,sequence_parallel=true,tp_overlap=3,train.recompute=keep_attention; dp=4,dp_shard=2,zero=3,tp=2"));
   testing::expect_verified(testing::kVerifyModels[5], layouts("tp=2,sequence_parallel=true; dp=2,zero=1,tp=2"));
 }
 
@@ -226,18 +225,59 @@ TEST(TensorNorm, CountsWhatRanksShareOnce) {
   });
 }
 
+/// However many pieces travel beside the products, and however they fall.
+TEST(TensorOverlap, PiecesChangeNothing) {
+  constexpr int64_t kIn = 5, kInner = 6, kPerRank = 3;
+  const at::Tensor w1 = random_of(1, {kInner, kIn}), w3 = random_of(2, {2, kIn}), b1 = random_of(3, {kInner}), w2 = random_of(4, {4, kInner});
+  for (const int ranks : {2, 3}) {
+    on_threads(ranks, [&](World& world) {
+      const int64_t me = world.rank();
+      // y, and the gradients of x, both weights behind the entry, a bias, and the weight before the exit.
+      const auto run = [&](const std::vector<int64_t>& sizes, bool sequence, int64_t overlap) {
+        const nn::TensorAxis tp(world.comm(), sequence, overlap);
+        std::vector<at::Tensor> leaves{random_of(7 + (sequence ? me : 0), sizes), w1 + me, w3 * (me + 1), b1 - me, w2 * (me + 2)};
+        for (at::Tensor& t : leaves) t.requires_grad_();
+        const auto h = tp.enter_products(leaves[0], {leaves[1], leaves[2]}, {leaves[3], at::Tensor()});
+        const at::Tensor y = tp.product_leave(at::tanh(h[0]) * h[1].sum(-1, true), leaves[4]);
+        (y * at::arange(y.numel(), fp64()).sin().view(y.sizes())).sum().backward();
+        std::vector<at::Tensor> result{y.detach()};
+        for (const at::Tensor& t : leaves) result.push_back(t.grad());
+        return result;
+      };
+      for (const bool sequence : {false, true}) {
+        for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{4, kPerRank, kIn}, {1, kPerRank, kIn}, {2, kPerRank, 2, kIn}, {7, kIn}}) {
+          if (sequence && sizes.size() == 2) continue;  // no dim of positions
+          const auto expected = run(sizes, sequence, 1);
+          for (const int64_t overlap : {2, 3, 50}) {
+            const auto found = run(sizes, sequence, overlap);
+            for (size_t i = 0; i < expected.size(); ++i) {
+              ASSERT_EQ(found[i].sizes(), expected[i].sizes()) << i;
+              EXPECT_LT(relative(found[i], expected[i]), 1e-13) << "tensor " << i << ", " << overlap << " pieces" << (sequence ? ", sequence" : "");
+            }
+          }
+        }
+      }
+      const nn::TensorAxis tp(world.comm(), false, 2);
+      const at::Tensor x = random_of(1, {2, 2, kIn}).requires_grad_();
+      const at::Tensor y = tp.enter_products(x, {w1}, {at::Tensor()})[0].square().sum();
+      EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true), ConfigError);
+      EXPECT_THROW(nn::TensorAxis(world.comm(), false, 0), ConfigError);
+    });
+  }
+}
+
 /// Bytes of activations per block, fp64: two all-reduces of [B, T, D] forward and two backward, or with sequence parallelism as
 /// many gathers and reduce-scatters, which send the same bytes. Around the blocks: the embedding, the head's entry, and the loss's
 /// three numbers per row.
 TEST(TensorTraffic, OfABlockEqualsTheFormula) {
   constexpr int64_t kBatch = 2, kTokens = 8;
   model::ModelSpec spec = model::preset("llama-tiny");
-  for (const bool sequence : {false, true}) {
+  for (const auto& [sequence, overlap] : {std::pair(false, 1), {true, 1}, {false, 2}, {true, 2}}) {
     std::vector<std::map<std::string, TrafficCount>> of(2);
     for (const int64_t layers : {1, 2}) {
       spec.blocks.resize(static_cast<size_t>(layers), spec.blocks.front());
-      on_threads(2, [&](World& world) {
-        const nn::TensorAxis tp(world.comm(), sequence);
+      on_threads(2, [&, sequence = sequence, overlap = overlap](World& world) {
+        const nn::TensorAxis tp(world.comm(), sequence, overlap);
         models::Transformer model(spec, models::TransformerOptions{.dtype = at::kDouble, .seed = 1, .tp = tp});
         const auto before = world.comm().traffic();
         const at::Tensor tokens = at::arange(kBatch * kTokens).view({kBatch, kTokens});
@@ -256,34 +296,19 @@ TEST(TensorTraffic, OfABlockEqualsTheFormula) {
     const int64_t activation = kBatch * kTokens * spec.hidden * 8;
     int64_t sent = 0;
     if (sequence) {
-      EXPECT_EQ(per_block("all_gather").calls, 4);
-      EXPECT_EQ(per_block("reduce_scatter").calls, 4);
+      EXPECT_EQ(per_block("all_gather").calls, 4 * overlap);
+      EXPECT_EQ(per_block("reduce_scatter").calls, 4 * overlap);
       EXPECT_EQ(per_block("all_reduce").calls, 2) << "of the two norms' weights";
       EXPECT_EQ(per_block("all_reduce").bytes, 2 * spec.hidden * 8);
       sent = per_block("all_gather").sent + per_block("reduce_scatter").sent;
     } else {
-      EXPECT_EQ(per_block("all_reduce").calls, 4);
+      EXPECT_EQ(per_block("all_reduce").calls, 4 * overlap);
       EXPECT_EQ(per_block("all_gather").calls, 0);
       sent = per_block("all_reduce").sent;
     }
     EXPECT_EQ(sent, 4 * activation) << "4 all-reduces of 2 (n - 1) / n of the activations";
     EXPECT_EQ(of[0]["all_gather"].bytes - (sequence ? 6 * activation : 0), 2 * kBatch * kTokens * 3 * 8) << "no logits travel";
   }
-}
-
-/// A part of a matrix is no matrix.
-TEST(TensorLayout, OptimizersOfWholeMatricesAreRefused) {
-  on_threads(4, [](World& world) {
-    const Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
-    for (const Sharding sharding : {Sharding::none, Sharding::optimizer}) {
-      at::Tensor cut = at::ones({4, 4}, fp64()).requires_grad_();
-      nn::set_placement(cut, {.comm = mesh["tp"], .shape = {8, 4}, .dim = 0, .begin = 4 * mesh.coord("tp")});
-      const DataParallel dp({{"cut", cut}}, {}, mesh["dp"], {.sharding = sharding});
-      const std::vector<at::Tensor> members{dp.shards()[0].tensor};
-      EXPECT_THROW(optim::Muon({torch::optim::OptimizerParamGroup(members, std::make_unique<optim::MuonOptions>(0.1))}, optim::MuonOptions(0.1), Comm()), ConfigError);
-      EXPECT_THROW(optim::Adafactor({torch::optim::OptimizerParamGroup(members, std::make_unique<optim::AdafactorOptions>(0.1))}, optim::AdafactorOptions(0.1)), ConfigError);
-    }
-  });
 }
 
 TEST(TensorLayout, IllegalSizesAreRefusedWithTheLegalOnes) {

@@ -74,7 +74,10 @@ inline std::vector<std::string> verify_layouts(const VerifyModel& model) {
                                    "dp=4,dp_shard=2,zero=3,tp=2",
                                    "tp=2,sequence_parallel=true,train.recompute=full",
                                    "dp=2,tp=2,micro_batch=2,train.recompute=keep_attention",
-                                   "dp_shard=2,zero=3,tp=2,train.recompute=full"};
+                                   "dp_shard=2,zero=3,tp=2,train.recompute=full",
+                                   "tp=2,tp_overlap=2",
+                                   "tp=2,sequence_parallel=true,tp_overlap=3,micro_batch=3",
+                                   "dp_shard=2,zero=3,tp=2,sequence_parallel=true,tp_overlap=4,train.recompute=full"};
   const std::string name = model.name;
   if (name != "qwen2") layouts.insert(layouts.end(), {"tp=4", "tp=4,sequence_parallel=true", "dp=2,zero=3,tp=4"});
   if (name == "gpt2" || name == "llama_tied" || name == "qwen2") layouts.insert(layouts.end(), {"tp=3", "tp=3,sequence_parallel=true"});

@@ -157,6 +157,13 @@ TEST_F(Trainer, TensorParallelRunsGiveTheOneRankResultAndFile) {
   config.parallel.sequence_parallel = true;
   config.data.seq = 7;
   EXPECT_THAT(error_of(2, config), AllOf(HasSubstr("data.seq"), HasSubstr("6 and 8")));
+  config = config_;
+  config.layout.tp = 2;
+  config.parallel.tp_overlap = 2;
+  config.train.recompute = "half";
+  EXPECT_THAT(error_of(2, config), AllOf(HasSubstr("train.recompute"), HasSubstr("tp_overlap")));
+  config.layout.tp = 1;
+  EXPECT_THAT(error_of(2, config), HasSubstr("nothing travels"));
 }
 
 TEST_F(Trainer, LossesDoNotDependOnRanksOrMicroBatch) {

@@ -40,7 +40,7 @@ void add_verify(CLI::App& app) {
   verify->add_option("config", command->config, "TOML file, as for weft train; its layout is replaced")->required();
   verify->add_option("--set", command->overrides, "section.key=value, may be repeated")->take_all()->allow_extra_args(false);
   verify->add_option("--layouts", command->layouts,
-                     "layouts apart by ;, settings by , out of dp, tp, zero, dp_shard, sequence_parallel, reshard_after_forward, reshard_group, "
+                     "layouts apart by ;, settings by , out of dp, tp, zero, dp_shard, sequence_parallel, tp_overlap, reshard_after_forward, reshard_group, "
                      "prefetch, micro_batch, or any key of the configuration")->required();
   verify->add_option("--dtype", command->dtype, "fp64 hides no fault behind rounding; fp32, bf16, fp16")
       ->check(CLI::IsMember({"fp64", "fp32", "bf16", "fp16"}))->capture_default_str();
