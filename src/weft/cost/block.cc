@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "weft/cost/widths.h"
+#include "weft/layout/part.h"
 
 namespace weft::cost {
 namespace {
@@ -58,7 +59,7 @@ void add_linear(BlockWork& work, const Linear& linear, const Context& context) {
 
 void add_latent_projections(BlockWork& work, const model::AttentionSpec& attention, double hidden, const Context& context) {
   const model::LatentAttention& latent = *attention.latent;
-  const double tp = context.tp.ranks, heads = static_cast<double>(attention.heads) / tp, tokens = context.tokens;
+  const double tp = context.tp.ranks, heads = layout::most_heads(attention, static_cast<int64_t>(tp)).queries, tokens = context.tokens;
   const double qk = static_cast<double>(latent.qk_nope_dim + latent.qk_rope_dim);
   if (latent.q_lora_rank > 0) {
     add_linear(work, {context.norm_tokens(), static_cast<double>(latent.q_lora_rank), hidden}, context);

@@ -3,12 +3,14 @@
 
 #include "weft/cost/block.h"
 #include "weft/cost/widths.h"
+#include "weft/layout/part.h"
 
 namespace weft::cost {
 
 Widths widths_of(const model::AttentionSpec& attention, double tp) {
   Widths widths;
-  widths.heads = static_cast<double>(attention.heads) / tp;
+  const layout::HeadCounts most = layout::most_heads(attention, static_cast<int64_t>(tp));
+  widths.heads = most.queries;
   if (attention.latent) {
     const model::LatentAttention& latent = *attention.latent;
     widths.head_dim = static_cast<double>(latent.qk_nope_dim + latent.qk_rope_dim);
@@ -19,8 +21,7 @@ Widths widths_of(const model::AttentionSpec& attention, double tp) {
   }
   widths.head_dim = static_cast<double>(attention.head_dim);
   widths.q = widths.heads * widths.head_dim;
-  // Fewer KV heads than tensor-parallel ranks: every rank keeps one.
-  widths.kv = std::max(1.0, static_cast<double>(attention.kv_heads) / tp) * widths.head_dim;
+  widths.kv = most.keys * widths.head_dim;
   widths.value = widths.q;
   return widths;
 }

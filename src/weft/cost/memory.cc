@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "weft/core/error.h"
+#include "weft/layout/part.h"
 
 namespace weft::cost {
 
@@ -51,7 +52,8 @@ double classic_layer_bytes(double sequence, double batch, double hidden, double 
 namespace {
 
 double attention_bytes(const model::AttentionSpec& attention, const ActivationShape& shape, bool flash, bool dropout) {
-  const double tokens = shape.tokens, tp = shape.tp, heads = static_cast<double>(attention.heads) / tp;
+  const double tokens = shape.tokens, tp = shape.tp;
+  const auto [heads, keys] = layout::most_heads(attention, static_cast<int64_t>(tp));
   double bytes = 0;
   if (attention.latent) {
     // Compressed queries and keys (replicated), the rotary part, and the up-projected Q, K, V.
@@ -61,8 +63,8 @@ double attention_bytes(const model::AttentionSpec& attention, const ActivationSh
     bytes += 4 * tokens * static_cast<double>(latent.q_lora_rank + latent.kv_lora_rank) / outer + 2 * tokens * static_cast<double>(latent.qk_rope_dim) / outer;
     bytes += 2 * tokens * heads * (2 * qk + value) + 2 * tokens * heads * value;
   } else {
-    const double dim = static_cast<double>(attention.head_dim), kv = std::max(1.0, static_cast<double>(attention.kv_heads) / tp);
-    bytes += 4 * tokens * heads * dim + 4 * tokens * kv * dim;
+    const double dim = static_cast<double>(attention.head_dim);
+    bytes += 4 * tokens * heads * dim + 4 * tokens * keys * dim;
   }
   if (flash) return bytes + 4 * tokens * heads;
   // Softmax output, dropout mask and dropout output.
@@ -81,9 +83,10 @@ double mlp_bytes(const model::MlpSpec& mlp, double rows, double ffn, bool low_pr
 /// computed again.
 double selected_bytes(const model::BlockSpec& block, double hidden, const ActivationShape& shape) {
   const model::AttentionSpec& attention = block.attention;
-  const double heads = static_cast<double>(attention.heads) / shape.tp, outer = shape.sequence_parallel ? shape.tp : 1;
+  const auto [heads, keys] = layout::most_heads(attention, static_cast<int64_t>(shape.tp));
+  const double outer = shape.sequence_parallel ? shape.tp : 1;
   double query = heads * static_cast<double>(attention.head_dim), value = query;
-  double kv = std::max(1.0, static_cast<double>(attention.kv_heads) / shape.tp) * static_cast<double>(attention.head_dim);
+  double kv = keys * static_cast<double>(attention.head_dim);
   if (attention.latent) {
     query = heads * static_cast<double>(attention.latent->qk_nope_dim + attention.latent->qk_rope_dim);
     value = kv = heads * static_cast<double>(attention.latent->v_dim);

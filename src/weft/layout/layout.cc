@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "weft/layout/part.h"
+
 namespace weft::layout {
 namespace {
 
@@ -13,13 +15,7 @@ void check_positive(Findings& findings, const char* name, int64_t value) {
 }
 
 void check_heads(Findings& findings, const Layout& layout, const model::ModelSpec& spec) {
-  const model::BlockSpec& block = spec.blocks.front();
-  if (block.attention.heads % layout.tp != 0)
-    findings.add("tp", fmt::format("{} does not divide the {} attention heads", layout.tp, block.attention.heads),
-                 "tp = " + nearest_divisors(block.attention.heads, layout.tp));
-  if (!block.moe && block.mlp.ffn % layout.tp != 0)
-    findings.add("tp", fmt::format("{} does not divide the MLP width {}", layout.tp, block.mlp.ffn),
-                 "tp = " + nearest_divisors(block.mlp.ffn, layout.tp));
+  check_tp_ranks(spec, layout.tp, "tp", findings);  // as the runtime cuts layers
 }
 
 void check_experts(Findings& findings, const Layout& layout, const model::ModelSpec& spec) {

@@ -8,17 +8,29 @@
 namespace weft::layout {
 namespace {
 
-bool heads_fit(const model::AttentionSpec& attention, int64_t ranks) {
-  if (ranks <= attention.kv_heads) return true;
-  return ranks % attention.kv_heads == 0 && ranks <= attention.heads;
-}
-
 bool has_part(std::string_view name, std::string_view part) { return name.find(part) != std::string_view::npos; }
 
 /// Whole heads, in elements of the projections.
 Part in_elements(const Part& heads, int64_t head_dim) { return {heads.begin * head_dim, heads.size * head_dim}; }
 
 }  // namespace
+
+bool heads_fit(const model::AttentionSpec& attention, int64_t ranks) {
+  if (attention.kv_heads < 1) return attention.heads % ranks == 0;
+  if (ranks <= attention.kv_heads) return true;
+  return ranks % attention.kv_heads == 0 && ranks <= attention.heads;
+}
+
+HeadCounts most_heads(const model::AttentionSpec& attention, int64_t ranks) {
+  const auto above = [](int64_t count, int64_t of) { return (count + of - 1) / of; };
+  if (attention.kv_heads < 1) return {static_cast<double>(above(attention.heads, ranks)), 0};
+  const int64_t group = attention.heads / attention.kv_heads;
+  if (ranks <= attention.kv_heads) {
+    const int64_t keys = above(attention.kv_heads, ranks);
+    return {static_cast<double>(keys * group), static_cast<double>(keys)};
+  }
+  return {static_cast<double>(above(attention.heads, ranks)), 1};
+}
 
 HeadPart head_part(const model::AttentionSpec& attention, int64_t ranks, int64_t rank) {
   const int64_t group = attention.heads / attention.kv_heads;  // query heads of a key head
@@ -43,9 +55,9 @@ void check_tp_ranks(const model::ModelSpec& spec, int64_t ranks, const std::stri
       return findings.add(where, fmt::format("{} ranks cannot share out {} query heads over {} key heads", ranks, attention.heads, attention.kv_heads),
                           fmt::format("legal: up to the number of key heads, or a multiple of it up to the query heads: {}", fmt::join(legal, ", ")));
     }
-    if (block.mlp.ffn < ranks) findings.add(where, fmt::format("{} ranks for an MLP of width {}", ranks, block.mlp.ffn), "use fewer");
+    if (!block.moe && block.mlp.ffn < ranks) findings.add(where, fmt::format("{} ranks for an MLP of width {}", ranks, block.mlp.ffn), "use fewer");
   }
-  if (spec.vocab < ranks) findings.add(where, fmt::format("{} ranks for a vocabulary of {}", ranks, spec.vocab), "use fewer");
+  if (spec.vocab > 0 && spec.vocab < ranks) findings.add(where, fmt::format("{} ranks for a vocabulary of {}", ranks, spec.vocab), "use fewer");
 }
 
 ParamPart param_part(const model::Param& param, const model::ModelSpec& spec, int64_t ranks, int64_t rank) {

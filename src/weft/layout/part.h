@@ -32,6 +32,15 @@ struct HeadPart {
 /// kv_heads neighbours, which share its query heads out. check_tp_ranks() says which numbers of ranks can do this.
 HeadPart head_part(const model::AttentionSpec& attention, int64_t ranks, int64_t rank);
 
+/// Heads of the rank that has the most: it decides on time and memory.
+struct HeadCounts {
+  double queries = 0, keys = 0;
+};
+HeadCounts most_heads(const model::AttentionSpec& attention, int64_t ranks);
+
+/// Whether `ranks` ranks can share out `attention`.
+bool heads_fit(const model::AttentionSpec& attention, int64_t ranks);
+
 /// Adds, as findings about `where`, why `ranks` ranks cannot share `spec`'s layers out, with the numbers that can.
 void check_tp_ranks(const model::ModelSpec& spec, int64_t ranks, const std::string& where, Findings& findings);
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "weft/cost/memory.h"
+#include "weft/layout/part.h"
 #include "weft/plan/estimate.h"
 
 namespace weft::plan {
@@ -50,6 +51,16 @@ double fc1_parameters(const model::BlockSpec& block, double hidden, const layout
   return matrices * hidden * static_cast<double>(block.mlp.ffn) / static_cast<double>(layout.tp);
 }
 
+/// Weights of attention's projections that the fullest tensor-parallel rank has above an even share: where heads do not divide, and where
+/// ranks hold copies of key heads.
+double uneven_heads(const model::AttentionSpec& attention, double hidden, int64_t tp) {
+  if (attention.latent) return 0;
+  const layout::HeadCounts most = layout::most_heads(attention, tp);
+  const double ranks = static_cast<double>(tp), queries = most.queries - static_cast<double>(attention.heads) / ranks;
+  const double keys = most.keys - static_cast<double>(attention.kv_heads) / ranks;
+  return 2 * hidden * static_cast<double>(attention.head_dim) * (queries + keys);
+}
+
 /// One block of a kind on one rank.
 struct KindShare {
   double dense = 0, expert = 0, kept = 0, block = 0, matrix = 0, backward = 0;
@@ -59,7 +70,7 @@ KindShare kind_share(const ModelSummary::Kind& kind, const Job& job, const cost:
   const layout::Layout& layout = job.layout;
   const cost::BlockBytes bytes = cost::block_bytes(kind.block, job.model.hidden, job.model.layer_norm, shape, job.software);
   KindShare share;
-  share.dense = kind.dense_parameters / static_cast<double>(layout.tp) + kind.replicated;
+  share.dense = kind.dense_parameters / static_cast<double>(layout.tp) + kind.replicated + uneven_heads(kind.block.attention, job.model.hidden, layout.tp);
   share.expert = kind.expert_parameters / static_cast<double>(layout.ep * layout.etp);
   const double wide = element_bytes(job) / 2;  // activations are counted in 16 bit
   share.kept = wide * cost::kept_bytes(kind.block, bytes, job.model.hidden, shape, layout.recompute, flash);

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "weft/core/error.h"
+#include "weft/layout/part.h"
 #include "weft/plan/simulate.h"
 
 namespace weft::plan {
@@ -46,14 +47,13 @@ class Space {
  public:
   explicit Space(const SearchRequest& request) : request_(request) {
     const model::BlockSpec& block = request.spec.blocks.back();
-    heads_ = request.spec.blocks.front().attention.heads;
     experts_ = block.moe ? block.moe->experts : 1;
   }
 
   template <typename Visit>
   void each(Visit&& visit) const {
     for (int64_t tp : values(request_.tp, layout::divisors(request_.devices))) {
-      if (tp > request_.machine.link_domain || heads_ % tp != 0) continue;
+      if (tp > request_.machine.link_domain || !tp_fits(tp)) continue;
       for (int64_t pp : values(request_.pp, layout::divisors(request_.devices / tp))) {
         if (pp > request_.spec.layers()) continue;
         for (int64_t cp : values(request_.cp, layout::divisors(request_.devices / tp / pp))) {
@@ -70,6 +70,11 @@ class Space {
   }
 
  private:
+  /// Heads that do not divide are legal and slow: only where they are asked for.
+  bool tp_fits(int64_t tp) const {
+    const model::AttentionSpec& attention = request_.spec.blocks.front().attention;
+    return layout::heads_fit(attention, tp) && (attention.heads % tp == 0 || !request_.tp.empty());
+  }
   template <typename Visit>
   void with_batches(Layout layout, Visit&& visit) const {
     if (request_.global_batch % layout.dp != 0) return;
@@ -121,7 +126,7 @@ class Space {
   }
 
   const SearchRequest& request_;
-  int64_t heads_ = 1, experts_ = 1;
+  int64_t experts_ = 1;
 };
 
 using Strategy = std::tuple<int64_t, int64_t, int64_t, int>;
@@ -216,7 +221,7 @@ Findings check(const SearchRequest& request) {
       if (degree < 1 || whole % degree != 0) findings.add(name, fmt::format("{} does not divide {} {}", degree, whole, of), fmt::format("{} = {}", name, layout::nearest_divisors(whole, degree)));
   };
   divides("tp", request.tp, request.devices, "devices");
-  divides("tp", request.tp, request.spec.blocks.front().attention.heads, "attention heads");
+  for (const int64_t tp : request.tp) layout::check_tp_ranks(request.spec, tp, "tp", findings);
   divides("pp", request.pp, request.devices, "devices");
   divides("cp", request.cp, request.devices, "devices");
   for (const std::string& schedule : request.schedules)

@@ -86,9 +86,9 @@ TEST(EstimateCommand, PlansForThisMachineAndForMeasuredOnes) {
 }
 
 TEST(EstimateCommand, FindingsAllAtOnceWithExitTwo) {
-  const CommandResult answer = weft_output("estimate --model llama3-8b --tp 3 --devices 9 --batch 256");
+  const CommandResult answer = weft_output("estimate --model llama3-8b --tp 12 --devices 36 --batch 256");
   EXPECT_EQ(answer.exit_code, 2);
-  EXPECT_THAT(answer.out, HasSubstr("3 does not divide the 32 attention heads"));
+  EXPECT_THAT(answer.out, HasSubstr("12 ranks cannot share out 32 query heads over 8 key heads"));
   EXPECT_THAT(answer.out, HasSubstr("use 255 or 258"));
   for (const char* bad : {"estimate --machine h101", "estimate --model lama", "estimate --devices 0", "estimate --precision int3", "estimate --recompute some", "estimate --seq -4", "estimate --constant gemm_share",
                           "estimate --pp 0", "estimate --runs /nonexistent.csv", "plan --devices 0", "plan --batch 0", "plan --objective fun", "plan --tp 3", "plan --export slurm", "plan --nic -1", "plan --schedule zigzag", "estimate --machine /nonexistent.toml"}) {

@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 
 #include "weft/layout/layout.h"
+#include "weft/layout/part.h"
 #include "weft/model/presets.h"
 
 namespace weft::layout {
@@ -50,14 +52,34 @@ TEST(SplitLayers, LevelsOutWhatTheLastPartComputesBesides) {
 
 std::string problems(Layout layout, const char* preset) { return check(layout, model::preset(preset)).text(); }
 
+TEST(Part, MostHeadsIsWhatSomeRankHas) {
+  for (const int64_t keys : {1, 2, 3, 8}) {
+    for (const int64_t group : {1, 2, 3, 4}) {
+      const model::AttentionSpec attention{.heads = keys * group, .kv_heads = keys};
+      for (int64_t ranks = 1; ranks <= attention.heads; ++ranks) {
+        if (!heads_fit(attention, ranks)) continue;
+        int64_t queries = 0, most_keys = 0, all = 0;
+        for (int64_t rank = 0; rank < ranks; ++rank) {
+          const HeadPart part = head_part(attention, ranks, rank);
+          queries = std::max(queries, part.queries.size), most_keys = std::max(most_keys, part.keys.size), all += part.queries.size;
+        }
+        const HeadCounts most = most_heads(attention, ranks);
+        EXPECT_EQ(most.queries, static_cast<double>(queries)) << keys << " x " << group << " on " << ranks;
+        EXPECT_EQ(most.keys, static_cast<double>(most_keys)) << keys << " x " << group << " on " << ranks;
+        EXPECT_EQ(all, attention.heads);
+      }
+    }
+  }
+}
+
 TEST(Check, EveryFindingAtOnceWithNearestLegalValues) {
   Layout layout;
-  layout.tp = 3;
+  layout.tp = 12;
   layout.dp = 2;
   layout.global_batch = 7;
   const std::string text = problems(layout, "llama3-8b");
-  EXPECT_NE(text.find("3 does not divide the 32 attention heads"), std::string::npos) << text;
-  EXPECT_NE(text.find("2 or 4"), std::string::npos) << text;
+  EXPECT_NE(text.find("12 ranks cannot share out 32 query heads over 8 key heads"), std::string::npos) << text;
+  EXPECT_NE(text.find("8, 16, 24, 32"), std::string::npos) << text;
   EXPECT_NE(text.find("use 6 or 8"), std::string::npos) << text;
 }
 
