@@ -158,6 +158,15 @@ void check_offload(const RunConfig& config, Findings& findings) {
     findings.add("offload.dir", fmt::format("{} with offload.optimizer = {}, which writes no files", offload.dir, offload.optimizer),
                  "leave it out, or set offload.optimizer = nvme");
   }
+  if (offload.parameters == "nvme") {
+    findings.add("offload.parameters", "nvme: parameters are not kept in files. Ranks read each other's parts in place, forward and backward, so that one "
+                                       "rank's disk would hold up all; most of what a rank holds is the optimizer's state",
+                 "use cpu or none, and offload.optimizer = nvme");
+  }
+  if (offload.parameters == "cpu" && config.parallel.zero < 3) {
+    findings.add("offload.parameters", fmt::format("cpu with parallel.zero = {}, under which every rank keeps all parameters where they are used",
+                                                   config.parallel.zero), "set parallel.zero = 3, or leave it out");
+  }
   const std::string& name = config.optimizer.name;
   if (offload.optimizer != "none" && !can_offload(name)) {
     findings.add("offload.optimizer", fmt::format("{} with optimizer.name = {}, which needs whole matrices or rows; pieces are what is streamed",

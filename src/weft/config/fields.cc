@@ -113,6 +113,7 @@ std::vector<Field> make_fields() {
     {"parallel.tp_overlap", "layout.tp > 1: pieces in which activations travel between tensor-parallel ranks, each beside the product of its neighbour (Megatron-LM's tp_comm_overlap); 1 = no overlap. Same losses", between(1, 64), [](C& c) { return &c.parallel.tp_overlap; }},
 
     {"offload.optimizer", "where the optimizer's state and masters are between the steps: none = with the weights; cpu = in host memory, where the step is made, too (on a CPU the same place); nvme = in a file per rank in offload.dir, streamed through buffers around the update. Same losses", one_of({"none", "cpu", "nvme"}), [](C& c) { return &c.offload.optimizer; }},
+    {"offload.parameters", "parallel.zero = 3: where a rank's part of the blocks' parameters is between uses: none = with the computation; cpu = in host memory, with its gradients, from where each gather copies it (on a CPU the same place). Same losses. nvme is refused: peers read these parts in place, twice a step", one_of({"none", "cpu", "nvme"}), [](C& c) { return &c.offload.parameters; }},
     {"offload.dir", "nvme: folder on a local disk. The files have no names; they are gone with the process, however it ends", any(), [](C& c) { return &c.offload.dir; }},
     {"offload.buffer_mb", "nvme: MiB of state that is read, updated and written at a time", between(0.01, 1e5), [](C& c) { return &c.offload.buffer_mb; }},
     {"offload.buffers", "nvme: buffers of a rank: one is updated, one is written, the others are read ahead", between(3, 64), [](C& c) { return &c.offload.buffers; }},

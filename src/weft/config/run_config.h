@@ -85,6 +85,7 @@ struct ParallelConfig {
 
 struct OffloadConfig {
   std::string optimizer = "none";
+  std::string parameters = "none";
   std::string dir;
   double buffer_mb = 16;
   int64_t buffers = 4;

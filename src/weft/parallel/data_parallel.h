@@ -104,6 +104,10 @@ struct DataParallelOptions {
   Reshard reshard_after_forward = true;
   /// Sharding::parameters: Units gathered ahead of the one that runs.
   int64_t prefetch = 1;
+  /// Sharding::parameters: the shards of Units, and their gradients, lie in host memory; each gather copies the shard to the device, and
+  /// optimizers step on the host (FSDP's CPUOffload, DeepSpeed's offload_param = cpu). Where modules are on the CPU it is the same
+  /// place, and nothing is copied. Same numbers.
+  bool offload_parameters = false;
   GradScale grad_scale = GradScale::mean_over_ranks;
   BufferPolicy buffers = BufferPolicy::broadcast;
   /// Dtype in which gradients are kept and reduced; nullopt: the parameter's own. Sums are exact to fp32 in any case.

@@ -30,7 +30,8 @@ FlatGroup::FlatGroup(Plan plan, const std::vector<NamedTensor>& parameters, cons
   auto options = first.options().requires_grad(false).dtype(c10::toRealValueType(first.scalar_type()));
   if (deferred) options = options.device(at::kCPU);
   const bool whole = plan_.residence == Residence::whole;
-  memory_ = comm_.allocate({whole ? numel_ : shard_numel_}, options);
+  const bool away = plan_.on_host && !whole && !first.is_meta();  // a rehearsal's host is the meta device, too
+  memory_ = comm_.allocate({whole ? numel_ : shard_numel_}, away ? options.device(at::kCPU) : options);
   full_ = whole ? alias_of(memory_, 0, numel_, memory_.scalar_type()) : at::empty({numel_}, options);
   if (!deferred) full_.zero_();
   std::vector<std::shared_ptr<const nn::StartValues>> rules;
@@ -121,7 +122,7 @@ void FlatGroup::start_gather() {
   }
   if (!holds_data_) restore_data(full_);
   holds_data_ = true;
-  gather_ = comm_.all_gather(full_, shard_);
+  gather_ = comm_.all_gather(full_, shard_.to(full_.device()));  // the shard itself, unless it is kept on the host beside a device
 }
 
 void FlatGroup::start_gather_near() {
@@ -262,11 +263,13 @@ void FlatGroup::start_reduction(Reduction how) {
   launched_ = in_flight_ = true;
   taken_over_ = merged_ = false;
   how_ = how;
-  if (travels_converted()) {
+  if (travels_apart()) {
     const memory::Scope scope(memory::Category::communication);
-    wire_ = at::empty({shard_numel_}, shard_gradients_.options().dtype(*plan_.reduce_dtype));
-    wire_input_ = full_gradients_.to(*plan_.reduce_dtype);
+    const at::ScalarType dtype = plan_.reduce_dtype.value_or(plan_.gradient_dtype);
+    wire_ = at::empty({shard_numel_}, full_gradients_.options().dtype(dtype));
+    wire_input_ = full_gradients_.to(dtype);
     reduction_ = reductions_.reduce_scatter(wire_, wire_input_, how_.op);
+    if (buffer_ != nullptr && wire_input_.is_same(full_gradients_)) buffer_->last = reduction_;
     give_back_buffer();
     return;
   }
@@ -315,7 +318,7 @@ void FlatGroup::merge(double earlier_counts) {
   } else {
     const memory::Scope scope(memory::Category::communication);
     if (earlier_counts != 1.0) shard_gradients_.mul_(earlier_counts);
-    shard_gradients_.add_(wire_.defined() ? wire_.to(plan_.gradient_dtype) : own_part(full_gradients_));
+    shard_gradients_.add_(wire_.defined() ? wire_.to(shard_gradients_.device(), plan_.gradient_dtype) : own_part(full_gradients_));
   }
   earlier_.reset();
   give_back_buffer();

@@ -53,6 +53,7 @@ class FlatGroup {
     Residence residence = Residence::whole;
     bool keep_full_gradients = false;  ///< a full gradient buffer of its own for good (ZeRO-1)
     int64_t granule = 1;               ///< cuts fall on multiples of so many elements of a parameter
+    bool on_host = false;              ///< released: the shard and its gradients lie in host memory
     int64_t near = 0;                  ///< ranks that hold a copy between forward and backward; 0: no such copy
     std::optional<at::ScalarType> reduce_dtype;  ///< in which gradients travel; nullopt: as they are kept
   };
@@ -65,7 +66,7 @@ class FlatGroup {
   const std::vector<FlatSlot>& slots() const { return slots_; }
   const Plan& plan() const { return plan_; }
   int64_t gradient_bytes() const;
-  at::Device device() const { return memory_.device(); }
+  at::Device device() const { return full_.device(); }
   /// Of the parameters, by identity (autograd/kept_tensor.h).
   const void* memory() const { return autograd::memory_of(full_); }
 
@@ -140,7 +141,10 @@ class FlatGroup {
   void keep_earlier();
   void begin_gradients(GradientPool& pool);
   void give_back_buffer();
-  bool travels_converted() const { return plan_.reduce_dtype.value_or(plan_.gradient_dtype) != plan_.gradient_dtype; }
+  /// What is reduced comes to the shard through wire_: in another dtype, or on another device.
+  bool travels_apart() const {
+    return plan_.reduce_dtype.value_or(plan_.gradient_dtype) != plan_.gradient_dtype || shard_gradients_.device() != device();
+  }
   at::Tensor own_part(const at::Tensor& flat) const { return flat.narrow(0, comm_.rank() * shard_numel_, shard_numel_); }
   at::Tensor gradient_view(const FlatSlot& slot) const { return part_of(full_gradients_, slot.offset, slot.parameter); }
 
@@ -155,8 +159,8 @@ class FlatGroup {
   at::Tensor near_sent_;        // the same while that gather goes on
   at::Tensor full_gradients_;   // [numel] while there are unreduced gradients
   at::Tensor shard_gradients_;  // [shard_numel]; a part of full_gradients_ if those are kept
-  at::Tensor wire_input_;       // [numel] gradients in reduce_dtype while they are reduce-scattered
-  at::Tensor wire_;             // [shard_numel] reduced gradients in reduce_dtype, until they are in the shard
+  at::Tensor wire_input_;       // [numel] gradients as they travel, while they are reduce-scattered
+  at::Tensor wire_;             // [shard_numel] reduced gradients as they travel, until they are in the shard
   at::Tensor earlier_;          // copy of shard_gradients_ while the buffer is reused on top of them
   GradientPool::Buffer* buffer_ = nullptr;
   std::vector<FlatSlot> slots_;

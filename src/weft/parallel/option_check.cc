@@ -72,6 +72,11 @@ void check_options(const DataParallelOptions& o, int64_t ranks, Findings& findin
   }
   const int64_t shards = o.dp_shard > 0 ? o.dp_shard : ranks;
   if (o.sharding == Sharding::parameters) check_reshard(o.reshard_after_forward, shards, findings);
+  const auto shards_parameters = [](const UnitOptions& rule) { return rule.sharding == Sharding::parameters; };
+  if (o.offload_parameters && o.sharding != Sharding::parameters && std::ranges::none_of(o.units, shards_parameters)) {
+    findings.add("offload_parameters", fmt::format("true with zero = {}, under which every rank keeps all parameters where they are used",
+                                                   static_cast<int>(o.sharding)), "use Sharding::parameters (zero = 3), or leave it out");
+  }
   check_wire("reduce_dtype", o.reduce_dtype, findings);
   for (const UnitOptions& rule : o.units) check_rule(rule, o, shards, findings);
   constexpr int64_t kMostGranule = 65536;
@@ -90,9 +95,9 @@ std::string describe(const DataParallelOptions& o) {
   }
   for (const Granule& g : o.granules) units += fmt::format("; granules of '{}': {}", g.parameters, g.elements);
   const char* buffers[] = {"broadcast", "average", "local"};
-  return fmt::format("options sharding {}, dp_shard {}, reshard_after_forward {}, prefetch {}, grad_scale {}, buffers {}, gradient_dtype {}, "
+  return fmt::format("options sharding {}, dp_shard {}, reshard_after_forward {}, prefetch {}, offload_parameters {}, grad_scale {}, buffers {}, gradient_dtype {}, "
                      "reduce_dtype {}, reduce_hook {}, bucket {} and {} bytes{}",
-                     static_cast<int>(o.sharding), o.dp_shard, text_of(o.reshard_after_forward), o.prefetch,
+                     static_cast<int>(o.sharding), o.dp_shard, text_of(o.reshard_after_forward), o.prefetch, o.offload_parameters,
                      o.grad_scale == GradScale::sum ? "sum" : "mean_over_ranks", buffers[static_cast<int>(o.buffers)],
                      text_of(o.gradient_dtype), text_of(o.reduce_dtype), o.reduce_hook ? "yes" : "no", o.bucket.bytes, o.bucket.last_bytes,
                      units);

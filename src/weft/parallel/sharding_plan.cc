@@ -66,6 +66,7 @@ void add_unit_groups(ShardingPlan& plan, int64_t unit, const std::vector<NamedTe
                   .gradient_dtype = gradient_dtype(p.tensor, options),
                   .trainable = p.tensor.requires_grad(),
                   .residence = Residence::released,
+                  .on_host = options.offload_parameters,
                   .near = settings.reshard.group().value_or(0),
                   .reduce_dtype = settings.reduce_dtype};
     group.parameters.push_back(p);

@@ -35,6 +35,7 @@ DataParallelOptions dp_options(const Job& job) {
   // The loss is divided by one global count, so that gradients of ranks add up.
   options.grad_scale = GradScale::sum;
   set_sharding(job.config.parallel, options);
+  options.offload_parameters = job.config.offload.parameters == "cpu";
   if (gradient_type(job) != job.dtype) options.gradient_dtype = gradient_type(job);
   const std::string& reduce = job.config.train.reduce_dtype;
   if (reduce != "auto" && scalar_type(reduce) != gradient_type(job)) options.reduce_dtype = scalar_type(reduce);

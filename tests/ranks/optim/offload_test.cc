@@ -54,6 +54,9 @@ struct Cell {
   at::ScalarType dtype = at::kFloat;
   Kind kind = Kind::adamw;
   int64_t micro_steps = 1;
+  int64_t dp_shard = 0;
+  Reshard reshard = true;
+  bool parameters_on_host = false;
 };
 
 /// A file through buffers that are smaller than the larger parameters' state; null: memory.
@@ -68,7 +71,8 @@ Trained train(const Comm& comm, const Cell& cell, const OffloadOptions* offload,
           const std::function<void(std::unique_ptr<ElementwiseOptimizer>&, const DataParallel&)>& between = {}) {
   testing::Stack net = testing::make_stack();
   net->to(cell.dtype);
-  DataParallel dp(net, comm, {.sharding = sharding_of_zero(cell.zero)});
+  DataParallel dp(net, comm, {.sharding = sharding_of_zero(cell.zero), .dp_shard = cell.dp_shard, .reshard_after_forward = cell.reshard,
+                              .offload_parameters = cell.parameters_on_host});
   auto optimizer = make_optimizer(cell.kind, dp);
   if (offload != nullptr) optimizer->offload(*offload);
   std::optional<optim::LossScaler> scaler;
@@ -126,6 +130,30 @@ TEST(Offload, NumbersAreThoseOfStateInMemory) {
 }
 
 /// Saved from a file or from memory, loaded into either.
+// State on the host or in files, and parameters on the host, in replicas of shards and wherever parameters are between uses.
+TEST(Offload, NumbersAreThoseInReplicasAndWithParametersOnTheHost) {
+  const TempDir dir;
+  OffloadOptions host = *in_file(dir);
+  host.to = OffloadOptions::To::cpu;
+  std::vector<Cell> cells;
+  for (const int zero : {1, 2, 3}) cells.push_back({.zero = zero, .ranks = 4, .dtype = zero == 2 ? at::kBFloat16 : at::kFloat, .dp_shard = 2});
+  cells.push_back({.zero = 3, .ranks = 3, .dtype = at::kBFloat16, .micro_steps = 2});
+  cells.push_back({.zero = 3, .ranks = 3, .kind = Kind::sgd, .reshard = false});
+  cells.push_back({.zero = 3, .ranks = 4, .dtype = at::kDouble, .kind = Kind::lion, .reshard = 2});
+  cells.push_back({.zero = 3, .ranks = 1, .dtype = at::kDouble});
+  for (const Cell& cell : cells) {
+    const std::string what = c10::str("zero ", cell.zero, ", ", cell.ranks, " ranks, replicas of ", cell.dp_shard, ", ", cell.dtype);
+    on_threads(cell.ranks, [&](World& world) {
+      const Trained plain = train(world.comm(), cell, nullptr);
+      for (const OffloadOptions* to : {static_cast<const OffloadOptions*>(&host), in_file(dir)}) {
+        Cell away = cell;
+        away.parameters_on_host = cell.zero == 3;
+        expect_equal(train(world.comm(), away, to), plain, what + (to == &host ? " on the host" : " in a file"));
+      }
+    });
+  }
+}
+
 TEST(Offload, ArchivesAreThoseOfStateInMemory) {
   const TempDir dir;
   const OffloadOptions* file = in_file(dir);
@@ -244,6 +272,21 @@ TEST(Offload, WhatDoesNotFitIsSaidBeforeTheFirstStep) {
   optim::AdamW late({optim::OptimizerParamGroup({one.weight})});
   late.step();
   EXPECT_THAT(message_of([&] { late.offload({.dir = dir.path()}); }), HasSubstr("offload()"));
+}
+
+TEST(Offload, ParametersThatAreKeptWholeAreNotOnTheHost) {
+  on_threads(2, [](World& world) {
+    for (const Sharding sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
+      testing::Stack net = testing::make_stack();
+      const DataParallelOptions options{.sharding = sharding, .offload_parameters = true};
+      EXPECT_THAT(message_of([&] { DataParallel dp(net, world.comm(), options); }), AllOf(HasSubstr("offload_parameters: true with zero = "), HasSubstr("zero = 3")));
+    }
+    // One Unit whose parameters are sharded is enough.
+    testing::Stack net = testing::make_stack();
+    DataParallelOptions some{.sharding = Sharding::gradients, .offload_parameters = true};
+    some.units = {{.units = "a", .sharding = Sharding::parameters}};
+    EXPECT_NO_THROW(DataParallel(net, world.comm(), some));
+  });
 }
 
 // Gradients 1, 2, 3 of three micro-steps: 6, with the norm of 6.

@@ -82,8 +82,9 @@ TEST(ModelSpec, EveryMistakeIsNamed) {
 }
 
 TEST(Offload, NeedsAFolderAndAnOptimizerOfElements) {
-  const auto text = [](const OffloadConfig& offload, const std::string& optimizer) {
+  const auto text = [](const OffloadConfig& offload, const std::string& optimizer, int64_t zero = 3) {
     RunConfig config;
+    config.parallel.zero = zero;
     config.data.train = "x.bin";
     config.offload = offload;
     config.optimizer.name = optimizer;
@@ -98,6 +99,9 @@ TEST(Offload, NeedsAFolderAndAnOptimizerOfElements) {
   };
   EXPECT_EQ(text({.optimizer = "nvme", .dir = "/disk"}, "adamw"), "no error");
   EXPECT_EQ(text({.optimizer = "cpu"}, "sgd"), "no error");
+  EXPECT_EQ(text({.optimizer = "nvme", .parameters = "cpu", .dir = "/disk"}, "adamw"), "no error");
+  EXPECT_THAT(text({.parameters = "cpu"}, "adamw", 2), HasSubstr("offload.parameters: cpu with parallel.zero = 2"));
+  EXPECT_THAT(text({.parameters = "nvme"}, "adamw"), HasSubstr("offload.parameters: nvme: parameters are not kept in files"));
   EXPECT_THAT(text({.optimizer = "nvme"}, "adamw"), HasSubstr("offload.dir: missing"));
   EXPECT_THAT(text({.optimizer = "cpu", .dir = "/disk"}, "adamw"), HasSubstr("which writes no files"));
   for (const char* name : {"muon", "adafactor"}) EXPECT_THAT(text({.optimizer = "nvme", .dir = "/disk"}, name), HasSubstr(std::string("optimizer.name = ") + name));

@@ -447,6 +447,31 @@ TEST_F(Trainer, EveryOptimizerLearnsAndGivesOneRanksLosses) {
   }
 }
 
+// A whole run with everything that may be elsewhere elsewhere, in replicas of shards: bit for bit the run without.
+TEST_F(Trainer, OffloadChangesNothing) {
+  config_.train.steps = 4;
+  config_.train.dtype = "bf16";
+  config_.train.global_batch = 8;
+  const auto check = [&](int ranks, int64_t zero, int64_t dp_shard) {
+    config_.parallel.zero = zero;
+    config_.parallel.dp_shard = dp_shard;
+    config_.offload = {};
+    const Outcome plain = run_on(ranks, config_);
+    EXPECT_NE(plain.losses.front(), plain.losses.back());
+    for (const char* to : {"cpu", "nvme"}) {
+      config_.offload = {.optimizer = to, .parameters = zero == 3 ? "cpu" : "none", .dir = to == std::string("nvme") ? dir_.path() : "", .buffer_mb = 0.01};
+      const Outcome away = run_on(ranks, config_);
+      EXPECT_EQ(away.losses, plain.losses) << to << ", zero " << zero << " on " << ranks;
+      EXPECT_EQ(away.weights, plain.weights) << to << ", zero " << zero << " on " << ranks;
+      EXPECT_EQ(away.result.offload.has_value(), to == std::string("nvme"));
+    }
+  };
+  check(1, 0, 0);
+  check(2, 1, 0);
+  check(4, 2, 2);
+  check(4, 3, 2);
+}
+
 TEST_F(Trainer, RatesByNameScaleTheSchedule) {
   config_.train.steps = 1;
   config_.schedule.warmup = 0;
