@@ -18,4 +18,5 @@
 #include "weft/optim/optim.h"
 #include "weft/parallel/data_parallel.h"
 #include "weft/parallel/parallelize.h"
+#include "weft/train/describe.h"
 #include "weft/train/verify_program.h"

@@ -9,6 +9,7 @@
 
 #include "tests/support/command.h"
 #include "tests/support/tolerances.h"
+#include "weft/core/json.h"
 
 namespace weft {
 namespace {
@@ -52,6 +53,36 @@ INSTANTIATE_TEST_SUITE_P(Programs, Example, ::testing::Values("data_parallel", "
                            std::ranges::replace(name, ' ', '_');
                            return name;
                          });
+
+/// examples/describe.cc counts, with and without memory, what arithmetic says; the planner reads its file.
+TEST(Describe, CountsAModuleThatThePlannerThenPlans) {
+  const std::string program = folder_of_programs() + "/example_describe", file = ::testing::TempDir() + "/weft_described_net.json";
+  const double conv1 = 2.0 * 8 * 32 * 32 * 32 * 27, conv2 = 2.0 * 8 * 64 * 16 * 16 * 288, hidden = 2.0 * 8 * 16384 * 512, out = 2.0 * 8 * 512 * 10;
+  const auto answer = testing::run_command(program + " " + file);
+  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  const Json spec = read_json(file);
+  EXPECT_EQ(spec["parameters"].get<double>(), 864 + 18432 + 16384 * 512 + 5120);
+  EXPECT_EQ(spec["forward_flops"].get<double>(), conv1 + conv2 + hidden + out);
+  EXPECT_EQ(spec["backward_flops"].get<double>(), conv1 + 2 * (conv2 + hidden + out));  // images need no gradient
+  EXPECT_EQ(spec["saved_bytes"].get<double>(), 4.0 * 8 * (32 * 32 * 32 + 64 * 16 * 16 + 512 + 10));
+  EXPECT_GE(spec["peak_bytes"].get<double>(), spec["saved_bytes"].get<double>());
+  EXPECT_EQ(spec["samples"], 8);
+  const auto plan = testing::weft_command("plan --spec " + file + " --machine h100 --devices 4 --batch 4096 --precision fp32");
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_THAT(plan.out, ::testing::HasSubstr("dp4 zero"));
+  EXPECT_EQ(testing::weft_command("estimate --spec " + file + " --devices 4 --batch 4096 --micro-batch 64").exit_code, 0);
+  // On the meta device: what no machine here holds; and what libtorch cannot do there is said.
+  ASSERT_EQ(testing::run_command(program + " " + file + " wide").exit_code, 0);
+  const Json wide = read_json(file);
+  const double matrix = 65536.0 * 65536;
+  EXPECT_EQ(wide["parameters"].get<double>(), 2 * matrix);
+  EXPECT_EQ(wide["forward_flops"].get<double>(), 2 * 2 * 8 * matrix);
+  EXPECT_EQ(wide["backward_flops"].get<double>(), 3 * 2 * 8 * matrix);
+  EXPECT_EQ(wide["saved_bytes"].get<double>(), 2.0 * 8 * 65536 * 4);
+  const auto refused = testing::run_command(program + " " + file + " meta");
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, ::testing::HasSubstr("describe it on the CPU"));
+}
 
 /// examples/verify_layouts.cc finds the mistake that it can be given.
 TEST(VerifyLayouts, PassesAndNamesWhatIsBroken) {

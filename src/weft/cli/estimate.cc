@@ -67,6 +67,12 @@ void estimate_one(const Options& options) {
   print(job, plan::estimate(job, options.job.tuning()), options);
 }
 
+/// A module of the user's own.
+void estimate_program(const Options& options) {
+  const plan::ProgramEstimate estimate = plan::estimate(program_job_of(options.job, options.layout), options.job.tuning());
+  std::cout << (options.job.json ? plan::program_json(estimate).dump(2) + "\n" : plan::program_text(estimate));
+}
+
 void estimate_runs(const Options& options) {
   const cost::Tuning tuning = options.job.tuning();
   const std::vector<plan::RunRow> rows = plan::read_runs(options.runs);
@@ -112,6 +118,7 @@ void add_estimate(CLI::App& app) {
   command->callback([options, command] {
     options->job.read_config(*command);
     if (!options->runs.empty()) estimate_runs(*options);
+    else if (!options->job.program.empty()) estimate_program(*options);
     else if (options->inference_bits != 0) estimate_inference(*options);
     else estimate_one(*options);
   });

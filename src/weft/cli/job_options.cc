@@ -35,6 +35,7 @@ CLI::Validator number_in(double low, double high, bool above) {
 
 void JobOptions::add_to(CLI::App& command) {
   command.add_option("--model", model, "preset (llama3-70b, gpt3-175b, ...) or path of a Hugging Face config.json")->capture_default_str();
+  command.add_option("--spec", program, "file that weft::describe wrote of a module of your own, instead of --model; --batch counts its samples")->excludes(command.get_option("--model"));
   command.add_option("--machine", machine, "accelerator (h100, a100, b200, gb200, mi300x, ...), local for this machine, or a file of weft bench calibrate")->capture_default_str();
   command.add_option("--devices", devices, "number of accelerators")->check(number_in(1, kMostDevices))->capture_default_str();
   command.add_option("--batch", batch, "sequences per step over all devices")->check(number_in(1, kMostBatch))->capture_default_str();
@@ -89,6 +90,11 @@ machine::Machine JobOptions::resolved_machine() const {
   }
   if (host_memory_gib >= 0) resolved.host_memory_gib = host_memory_gib;
   return resolved;
+}
+
+plan::ProgramJob JobOptions::program_job() const {
+  if (!config.empty()) throw ConfigError("--spec describes a module of your own and --config a model of weft train: use one of them");
+  return {.spec = plan::read_program(program), .machine = resolved_machine(), .software = software(), .precision = machine::parse_precision(precision), .devices = devices, .global_batch = batch};
 }
 
 machine::Software JobOptions::software() const {

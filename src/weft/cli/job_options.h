@@ -11,6 +11,7 @@
 #include "weft/machine/machine.h"
 #include "weft/model/spec.h"
 #include "weft/plan/campaign.h"
+#include "weft/plan/program.h"
 
 namespace weft::cli {
 
@@ -29,6 +30,7 @@ struct JobOptions {
   double host_memory_gib = -1;  ///< of a node; -1: the usual node's
   bool eager = false, overlap_tp = false;
   plan::Rates rates;
+  std::string program;  ///< file of weft::describe: a module of the user's own instead of a model
   std::string config;  ///< a training configuration that fills what the command line leaves out
   std::vector<std::string> constants;
   bool json = false;
@@ -46,6 +48,8 @@ struct JobOptions {
   void read_config(const CLI::App& command);
   machine::Machine resolved_machine() const;
   machine::Software software() const;
+  /// The job of --spec, with zero 0 and micro-batch 1.
+  plan::ProgramJob program_job() const;
   int64_t resolved_sequence(const model::ModelSpec& spec) const;
   cost::Tuning tuning() const;
 };

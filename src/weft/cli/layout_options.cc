@@ -62,6 +62,19 @@ void LayoutOptions::add_to(CLI::App& command) {
   command.add_flag("--no-sequence-parallel", no_sequence_parallel, "norms on whole sequences inside tensor parallelism");
 }
 
+plan::ProgramJob program_job_of(const JobOptions& options, const LayoutOptions& layout) {
+  plan::ProgramJob job = options.program_job();
+  const layout::Layout& asked = layout.layout;
+  Findings findings;
+  for (const auto& [name, degree] : {std::pair{"tp", asked.tp}, {"pp", asked.pp}, {"cp", asked.cp}, {"ep", asked.ep}})
+    if (degree != 1) findings.add(name, fmt::format("{}; a module of --spec is divided over data-parallel ranks alone", degree), fmt::format("{} = 1", name));
+  if (layout.recompute != "none") findings.add("recompute", layout.recompute + "; what was described is what runs", "weft::set_recompute in the program, and describe it again");
+  findings.throw_if_any("the layout of " + job.spec.name);
+  job.zero = static_cast<int>(asked.zero);
+  job.micro_batch = asked.micro_batch;
+  return job;
+}
+
 plan::Job job_of(const JobOptions& options, const LayoutOptions& layout) {
   const model::ModelSpec spec = options.spec();
   plan::Job job;

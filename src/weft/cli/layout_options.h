@@ -27,6 +27,8 @@ struct LayoutOptions {
   const CLI::App* command_ = nullptr;
 };
 
+/// The layout of --spec: data-parallel ranks. ConfigError for degrees that divide a model.
+plan::ProgramJob program_job_of(const JobOptions& options, const LayoutOptions& layout);
 /// Model, machine and layout together. Throws ConfigError with every finding.
 plan::Job job_of(const JobOptions& job, const LayoutOptions& layout);
 

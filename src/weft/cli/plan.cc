@@ -1,4 +1,6 @@
 // weft plan: ranked layouts of a job, why others lost, and what would help.
+#include <fmt/format.h>
+
 #include <iostream>
 #include <memory>
 
@@ -24,10 +26,11 @@ struct Options {
 };
 
 plan::Objective parse_objective(const std::string& name) {
-  if (name == "speed") return plan::Objective::speed;
+  // The number of devices is given, and so are the rates of price and failures: what is fastest costs least and loses least.
+  if (name == "speed" || name == "cost" || name == "goodput") return plan::Objective::speed;
   if (name == "memory") return plan::Objective::memory;
   if (name == "safe") return plan::Objective::balanced;
-  throw ConfigError("--objective " + name + ": use speed, memory or safe (speed among layouts that fit with 99% probability)");
+  throw ConfigError("--objective " + name + ": use speed, cost or goodput (both the same order as speed, because devices are given), memory, or safe (speed among layouts that fit with 99% probability)");
 }
 
 plan::SearchRequest request_of(const Options& options) {
@@ -48,6 +51,21 @@ plan::SearchRequest request_of(const Options& options) {
   return request;
 }
 
+/// Device-hours of a billion tokens.
+double hours_per_billion(const plan::SearchRequest& request, const plan::Candidate& candidate) {
+  return static_cast<double>(request.devices) / 3600 / candidate.tokens_per_second * 1e9;
+}
+
+/// Of the best layout; nothing without rates.
+std::string cost_text(const plan::SearchRequest& request, const plan::SearchResult& result, const plan::Rates& rates) {
+  if (result.ranked.empty() || (rates.price <= 0 && rates.watts <= 0)) return "";
+  const double hours = hours_per_billion(request, result.ranked.front());
+  std::string out = "\nA billion tokens with the best layout:";
+  if (rates.price > 0) out += fmt::format(" {:.0f} at {:.2f} per device-hour", rates.price * hours, rates.price);
+  if (rates.watts > 0) out += fmt::format("{} {:.0f} kWh", rates.price > 0 ? "," : "", rates.watts / 1000 * hours);
+  return out + "\n";
+}
+
 void run(const Options& options) {
   const cost::Tuning tuning = options.job.tuning();
   const plan::SearchRequest request = request_of(options);
@@ -61,8 +79,22 @@ void run(const Options& options) {
     return;
   }
   const std::vector<plan::Sensitivity> sensitivities = plan::sensitivity(request, result, tuning);
-  if (options.job.json) std::cout << plan::search_json(request, result, words, sensitivities, options.top).dump(2) << "\n";
-  else std::cout << plan::search_text(request, result, words, sensitivities, options.top);
+  const plan::Rates& rates = options.job.rates;
+  if (!options.job.json) {
+    std::cout << plan::search_text(request, result, words, sensitivities, options.top) << cost_text(request, result, rates);
+    return;
+  }
+  Json json = plan::search_json(request, result, words, sensitivities, options.top);
+  if (rates.price > 0 && !result.ranked.empty()) json["price_per_billion_tokens"] = rates.price * hours_per_billion(request, result.ranked.front());
+  if (rates.watts > 0 && !result.ranked.empty()) json["kwh_per_billion_tokens"] = rates.watts / 1000 * hours_per_billion(request, result.ranked.front());
+  std::cout << json.dump(2) << "\n";
+}
+
+/// A module of the user's own.
+void run_program(const Options& options) {
+  if (!options.export_to.empty() || !options.out.empty()) throw ConfigError("--spec: a module of your own has no plan file: take zero and micro-batch into your program (DataParallelOptions::sharding)");
+  const plan::ProgramPlan plan = plan::search(options.job.program_job(), options.job.tuning());
+  std::cout << (options.job.json ? plan::program_plan_json(plan, options.top).dump(2) + "\n" : plan::program_plan_text(plan, options.top));
 }
 
 }  // namespace
@@ -71,7 +103,7 @@ void add_plan(CLI::App& app) {
   CLI::App* command = app.add_subcommand("plan", "Rank all layouts of a job: what fits, how fast, and why");
   auto options = std::make_shared<Options>();
   options->job.add_to(*command);
-  command->add_option("--objective", options->objective, "speed, memory or safe")->capture_default_str();
+  command->add_option("--objective", options->objective, "speed, memory or safe (fits with 99% probability); cost and goodput, which at a given number of devices order layouts as speed does")->capture_default_str();
   command->add_option("--tp", options->tp, "only these tensor-parallel degrees")->delimiter(',');
   command->add_option("--pp", options->pp, "only these numbers of stages")->delimiter(',');
   command->add_option("--cp", options->cp, "only these context-parallel degrees")->delimiter(',');
@@ -86,7 +118,8 @@ void add_plan(CLI::App& app) {
   command->footer("Example:\n  weft plan --model llama3-70b --machine h100 --devices 64 --batch 1024 --seq 8192");
   command->callback([options, command] {
     options->job.read_config(*command);
-    run(*options);
+    if (!options->job.program.empty()) run_program(*options);
+    else run(*options);
   });
 }
 

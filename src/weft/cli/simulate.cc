@@ -9,6 +9,7 @@
 #include "weft/cli/layout_options.h"
 #include "weft/cli/planner_commands.h"
 #include "weft/cli/terminal.h"
+#include "weft/core/error.h"
 #include "weft/core/json.h"
 #include "weft/core/units.h"
 #include "weft/plan/report.h"
@@ -65,6 +66,7 @@ std::string to_text(const plan::Simulation& simulation, const plan::Time& time) 
 void run(const Options& options) {
   const bool colour = use_colour(options.colour);
   const int width = resolved_width(options.width);
+  if (!options.job.program.empty()) throw ConfigError("--spec: a module of your own has no pipeline to simulate; use weft plan or weft estimate");
   const plan::Job job = job_of(options.job, options.layout);
   const cost::Tuning tuning = options.job.tuning();
   const schedule::Schedule schedule = plan::schedule_of(job);

@@ -170,9 +170,33 @@ void override_key(RunConfig& config, const std::string& assignment, Findings& fi
   }
 }
 
+std::vector<std::string> read_plan(const std::string& path) {
+  const std::string text = read_text(path);
+  Findings findings;
+  std::istringstream lines(text);
+  static constexpr const char* kMarker = "   (no key of weft train)";
+  for (std::string line; std::getline(lines, line);)
+    if (line.ends_with(kMarker)) findings.add(path, line.substr(2, line.size() - 2 - std::string(kMarker).size()) + " is not built into weft train", "plan with what it runs, for instance weft plan --pp 1 --cp 1 --no-offload");
+  findings.throw_if_any("the plan");
+  std::vector<std::string> assignments;
+  try {
+    for (const auto& [section, node] : toml::parse(text)) {
+      if (!node.is_table()) throw ConfigError(fmt::format("{}: {} stands in no section; weft plan --out writes plans", path, section.str()));
+      for (const auto& [key, value] : *node.as_table()) {
+        std::ostringstream out;
+        value.visit([&](const auto& v) { out << v; });
+        assignments.push_back(fmt::format("{}.{}={}", section.str(), key.str(), out.str()));
+      }
+    }
+  } catch (const toml::parse_error& error) {
+    throw ConfigError(fmt::format("{}:{}: {}", path, error.source().begin.line, error.description()));
+  }
+  return assignments;
+}
+
 RunConfig load(const std::string& path, const std::vector<std::string>& overrides) {
   Findings findings;
-  RunConfig config = parse(read_text(path), path, findings);
+  RunConfig config = path.empty() ? RunConfig() : parse(read_text(path), path, findings);
   for (const std::string& assignment : overrides) override_key(config, assignment, findings);
   check(config, findings);
   findings.throw_if_any("configuration " + path);

@@ -13,7 +13,11 @@ namespace weft::config {
 /// the nearest known one. A syntax error is the only finding of its file.
 RunConfig parse(const std::string& text, const std::string& name, Findings& findings);
 
-/// Reads a file, applies overrides "section.key=value" in order, checks everything that needs no other part.
+/// The keys of a file of `weft plan --out` as overrides "section.key=value". ConfigError when it asks for what `weft train` has no key for,
+/// or is no TOML.
+std::vector<std::string> read_plan(const std::string& path);
+
+/// Reads a file ("": the defaults), applies overrides "section.key=value" in order, checks everything that needs no other part.
 /// ConfigError with all findings. In overrides text needs no quotes.
 RunConfig load(const std::string& path, const std::vector<std::string>& overrides = {});
 

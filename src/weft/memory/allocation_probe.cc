@@ -20,10 +20,16 @@ struct Refused {};
 struct Requests {
   bool refuse = false;
   int64_t asked = 0;
-  int64_t live = 0;
-  int64_t peak = 0;
+  RequestCount count;
 };
 thread_local Requests* counting = nullptr;
+
+void add(RequestCount& count, int64_t bytes) {
+  count.live += bytes;
+  count.peak = std::max(count.peak, count.live);
+  count.total += bytes;
+  ++count.blocks;
+}
 
 /// Lies before every block's data.
 struct alignas(64) Header {
@@ -45,8 +51,7 @@ class Probe final : public c10::Allocator {
     void* block = std::aligned_alloc(alignof(Header), (sizeof(Header) + bytes + alignof(Header) - 1) / alignof(Header) * alignof(Header));
     if (block == nullptr) throw std::bad_alloc();
     auto* header = new (block) Header{size};
-    counting->live += size;
-    counting->peak = std::max(counting->peak, counting->live);
+    add(counting->count, size);
     return {header + 1, header + 1, &free_block, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return counting == nullptr ? other_->raw_deleter() : &free_block; }
@@ -56,8 +61,31 @@ class Probe final : public c10::Allocator {
   static void free_block(void* data) {
     if (data == nullptr) return;
     auto* header = static_cast<Header*>(data) - 1;
-    if (counting != nullptr) counting->live -= header->bytes;
+    if (counting != nullptr) counting->count.live -= header->bytes;
     std::free(header);
+  }
+
+  c10::Allocator* other_;
+};
+
+/// The same for meta tensors, which have no memory.
+class MetaProbe final : public c10::Allocator {
+ public:
+  explicit MetaProbe(c10::Allocator* other) : other_(other) {}
+
+  c10::DataPtr allocate(size_t bytes) override {
+    if (counting == nullptr) return other_->allocate(bytes);
+    const auto size = static_cast<int64_t>(bytes);
+    add(counting->count, size);
+    return {nullptr, new int64_t(size), &forget, c10::Device(c10::kMeta)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void*, const void*, size_t) const override {}
+
+ private:
+  static void forget(void* context) {
+    const std::unique_ptr<int64_t> size(static_cast<int64_t*>(context));
+    if (counting != nullptr) counting->count.live -= *size;
   }
 
   c10::Allocator* other_;
@@ -66,13 +94,14 @@ class Probe final : public c10::Allocator {
 /// Ours for the time of one call. The object stays: another thread may be inside of it.
 class Installed {
  public:
-  explicit Installed(Requests* requests) : lock_(mutex()), before_(c10::GetCPUAllocator()) {
-    c10::SetCPUAllocator(new Probe(before_));
+  explicit Installed(Requests* requests, c10::DeviceType device = c10::kCPU) : lock_(mutex()), device_(device), before_(c10::GetAllocator(device)) {
+    if (device == c10::kMeta) c10::SetAllocator(device, new MetaProbe(before_));
+    else c10::SetAllocator(device, new Probe(before_));
     counting = requests;
   }
   ~Installed() {
     counting = nullptr;
-    c10::SetCPUAllocator(before_);
+    c10::SetAllocator(device_, before_);
   }
   Installed(const Installed&) = delete;
   Installed& operator=(const Installed&) = delete;
@@ -83,6 +112,7 @@ class Installed {
     return one;
   }
   std::lock_guard<std::mutex> lock_;
+  c10::DeviceType device_;
   c10::Allocator* before_;
 };
 
@@ -98,12 +128,15 @@ int64_t first_request(const std::function<void()>& call) {
   return requests.asked;
 }
 
-int64_t peak_of_requests(const std::function<void()>& call) {
+struct RequestCounter::State {
+  explicit State(c10::DeviceType device) : installed(&requests, device) {}
   Requests requests;
-  const Installed installed(&requests);
-  call();
-  return requests.peak;
-}
+  Installed installed;
+};
+
+RequestCounter::RequestCounter(c10::DeviceType device) : state_(std::make_unique<State>(device)) {}
+RequestCounter::~RequestCounter() = default;
+RequestCount RequestCounter::now() const { return state_->requests.count; }
 
 at::Tensor untouched(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
   size_t elements = 1;

@@ -79,9 +79,9 @@ int64_t borrowed_by_backward(const at::Tensor& q, const at::Tensor& k) {
     };
     const at::Tensor one_q = head(q, queries), one_k = head(k, keys), one_v = head(k, keys);
     const auto [out, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(one_q, one_k, one_v, 0.0, true);
-    const int64_t peak = memory::peak_of_requests([&, &out = out, &log_sum = log_sum] {
-      at::_scaled_dot_product_flash_attention_for_cpu_backward(out, one_q, one_k, one_v, out, log_sum, 0.0, true);
-    });
+    const memory::RequestCounter counter;
+    at::_scaled_dot_product_flash_attention_for_cpu_backward(out, one_q, one_k, one_v, out, log_sum, 0.0, true);
+    const int64_t peak = counter.now().peak;
     const int64_t q_rows = query_block(queries), k_rows = key_block(keys), element = q.element_size();
     const int64_t own = at::get_num_threads() * (backward_elements(q_rows, k_rows) * 4 + 2 * q_rows * k_rows * element);
     found->second = std::max<int64_t>(0, peak - own - (queries + 2 * keys) * width * element);

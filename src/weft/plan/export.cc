@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "weft/core/error.h"
+#include "weft/model/presets.h"
 
 namespace weft::plan {
 namespace {
@@ -52,6 +54,11 @@ std::string torchtitan(const SearchRequest& request, const layout::Layout& layou
   return out + fmt::format(" --activation_checkpoint.mode={}\n", mode);
 }
 
+bool is_preset(const std::string& name) {
+  const std::vector<std::string> names = model::preset_names();
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 }  // namespace
 
 std::string plan_toml(const SearchRequest& request, const Candidate& candidate, const std::function<bool(const std::string&)>& known) {
@@ -60,10 +67,11 @@ std::string plan_toml(const SearchRequest& request, const Candidate& candidate, 
   const bool trains = request.precision == machine::Precision::bf16 || request.precision == machine::Precision::fp32;
   struct Line {
     std::string section, name, value;
-    bool usual = false;  ///< says nothing: left out when the runtime has no such key
+    bool usual = false;   ///< says nothing: left out when the runtime has no such key
+    bool absent = false;  ///< the configuration that the plan is for says it
   };
   const std::vector<Line> lines = {
-      {"model", "preset", quoted(request.spec.name)},
+      {"model", "preset", quoted(request.spec.name), false, !is_preset(request.spec.name)},
       {"data", "seq", std::to_string(request.sequence)},
       {"train", "global_batch", std::to_string(layout.global_batch)},
       {"train", "micro_batch", std::to_string(layout.micro_batch)},
@@ -75,17 +83,18 @@ std::string plan_toml(const SearchRequest& request, const Candidate& candidate, 
       {"layout", "chunks", std::to_string(layout.chunks), layout.chunks == 1},
       {"layout", "cp", std::to_string(layout.cp), layout.cp == 1},
       {"layout", "ep", std::to_string(layout.ep), layout.ep == 1},
-      {"layout", "zero", std::to_string(layout.zero), layout.zero == 0},
-      {"layout", "shard_group", std::to_string(layout.shard_group), layout.shard_group == 0},
       {"layout", "schedule", quoted(layout.chunks > 1 && layout.schedule == "1f1b" ? "interleaved" : layout.schedule), layout.pp == 1},
       {"layout", "offload", layout.offload ? "true" : "false", !layout.offload},
+      {"parallel", "zero", std::to_string(layout.zero)},
+      {"parallel", "dp_shard", std::to_string(layout.shard_group), layout.shard_group == 0},
+      {"parallel", "sequence_parallel", layout.sequence_parallel ? "true" : "false", layout.tp == 1, layout.tp == 1},
   };
   std::string out = fmt::format("# weft plan: {} on {} x {}\n# predicted: {:.4g} s a step, {:.0f} tok/s, {:.1f} GiB on the fullest rank (fits with {:.0f}%)\n", request.spec.name, request.devices,
                                 request.machine.device.name, candidate.time.step, candidate.tokens_per_second, candidate.memory.device() / kGiB, 100 * candidate.memory.fit_probability);
   std::string section;
   for (const Line& line : lines) {
     const bool live = known(line.section + "." + line.name);
-    if (!live && line.usual) continue;
+    if (line.absent || (!live && line.usual)) continue;
     if (line.section != section) out += fmt::format("\n[{}]\n", section = line.section);
     out += fmt::format("{}{} = {}{}\n", live ? "" : "# ", line.name, line.value, live ? "" : "   (no key of weft train)");
   }

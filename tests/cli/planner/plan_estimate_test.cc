@@ -118,10 +118,51 @@ TEST(PlanCommand, RanksExplainsAndWritesAPlan) {
   EXPECT_THAT(toml, HasSubstr("global_batch = 256"));
 }
 
+TEST(PlanCommand, CostsEnergyAndObjectives) {
+  const std::string job = "plan --model llama3-8b --devices 8 --batch 64 --price 2 --watts 700";
+  EXPECT_THAT(weft_command(job).out, HasSubstr("A billion tokens with the best layout: "));
+  const Json json = Json::parse(weft_command(job + " --objective cost --json").out);
+  const double hours = 8 / 3600.0 / json["ranked"][0]["tokens_per_second"].get<double>() * 1e9;
+  EXPECT_NEAR(json["price_per_billion_tokens"].get<double>(), 2 * hours, 1e-6 * hours);
+  EXPECT_NEAR(json["kwh_per_billion_tokens"].get<double>(), 0.7 * hours, 1e-6 * hours);
+  EXPECT_EQ(Json::parse(weft_command(job + " --objective goodput --json").out)["ranked"], json["ranked"]);
+  EXPECT_EQ(weft_command(job + " --objective cheap").exit_code, 2);
+}
+
 TEST(PlanCommand, JsonAndExport) {
   const Json json = Json::parse(weft_command("plan --model gpt2 --machine a100 --devices 8 --batch 512 --seq 1024 --json").out);
   EXPECT_EQ(json["ranked"][0]["layout"]["tp"].get<int>(), 1);
   EXPECT_THAT(weft_command("plan --model llama3-70b --devices 64 --batch 256 --seq 8192 --zero 1 --export megatron").out, HasSubstr("--tensor-model-parallel-size"));
+}
+
+TEST(PlanCommand, PlansAModuleOfOnesOwn) {
+  const std::string spec = ::testing::TempDir() + "/weft_program_spec.json";
+  std::ofstream(spec) << R"({"weft_program": 1, "name": "net", "samples": 8, "element_bytes": 4, "parameters": 1e10, "trainable": 1e10, "largest_unit": 1e8,
+    "forward_flops": 1.6e14, "backward_flops": 3.2e14, "saved_bytes": 8e9, "peak_bytes": 9e9, "moved_bytes": 2e10, "kernels": 1000})";
+  const Json plan = Json::parse(weft_command("plan --spec " + spec + " --machine h100 --devices 16 --batch 256 --json").out);
+  EXPECT_GE(plan["ranked"][0]["layout"]["zero"].get<int>(), 1);  // 180 GB of states do not fit
+  EXPECT_GT(plan["ranked"][0]["memory"]["fit_probability"].get<double>(), 0.9);
+  EXPECT_EQ(plan["rejected"][0]["layout"]["zero"], 0);
+  const CommandResult text = weft_command("plan --spec " + spec + " --machine h100 --devices 16 --batch 256");
+  for (const char* part : {"samples/s", "What does not fit", "over by", "Why"}) EXPECT_THAT(text.out, HasSubstr(part));
+  const Json one = Json::parse(weft_command("estimate --spec " + spec + " --devices 16 --batch 256 --zero 3 --micro-batch 4 --json").out);
+  EXPECT_NEAR(one["memory"]["optimizer_gib"].get<double>() * (1 << 30), 12e10 / 16, 1e3);
+  EXPECT_GT(one["time"]["step_s"].get<double>(), 4.8e14 * 2 / 1e15);
+  // Findings: what does not divide, degrees that need layers, contradictions, a file with missing and unknown keys.
+  const auto refused = [&](const std::string& arguments, const char* part) {
+    const CommandResult answer = weft_command(arguments);
+    EXPECT_EQ(answer.exit_code, 2) << arguments;
+    EXPECT_THAT(answer.err, HasSubstr(part)) << arguments;
+  };
+  refused("estimate --spec " + spec + " --devices 16 --batch 250", "batch = 256");
+  refused("estimate --spec " + spec + " --devices 16 --batch 256 --micro-batch 3", "1, 2, 4, 8, 16");
+  refused("estimate --spec " + spec + " --devices 16 --batch 256 --tp 2", "data-parallel ranks alone");
+  refused("simulate --spec " + spec, "no pipeline");
+  refused("plan --spec /nonexistent.json", "/nonexistent.json");
+  EXPECT_NE(weft_command("plan --spec " + spec + " --model gpt2").exit_code, 0);
+  std::ofstream(spec) << R"({"weft_program": 1, "samples": 0, "parametres": 1})";
+  refused("plan --spec " + spec, "did you mean parameters?");
+  refused("plan --spec " + spec, "kernels: is missing");
 }
 
 TEST(PlanCommand, ReadsAConfigJson) {

@@ -284,6 +284,24 @@ TEST_F(TrainCommand, PredictedStandsBesideMeasured) {
   EXPECT_THAT(train(1, usual + " --set train.dtype=fp64").out, HasSubstr("no time predicted"));
 }
 
+TEST_F(TrainCommand, RunsWhatThePlannerChose) {
+  std::ofstream(dir_ / "machine.toml") << "[machine]\nname = 'test'\ndevices = 2\ncores = 1\nmemory_gib = 4.0\nmemory_gbps = 5.0\nmatmul_fp32_gflops = 50.0\nlink_gbps = 2.0\n";
+  const std::string plan = dir_ / "plan.toml", file = dir_ / "run.toml";
+  const std::string text = read_file(file);
+  std::ofstream(file) << "[layout]\nbucket_mb = 3\n[parallel]\nzero = 0\n" << text.substr(0, text.find("layers")) << "vocab = 256\n" << text.substr(text.find("layers"));
+  const CommandResult chosen = weft_command("plan --config " + file + " --devices 2 --zero 2 --micro-batch 2 --tp 1 --pp 1 --machine " + (dir_ / "machine.toml") + " --out " + plan);
+  ASSERT_EQ(chosen.exit_code, 0) << chosen.err;
+  const CommandResult result = train(2, "--plan " + plan);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string used = read_file(dir_ / "run/config.toml");
+  for (const char* line : {"zero = 2", "micro_batch = 2", "bucket_mb = 3", "hidden = 32", "dp = 2"}) EXPECT_THAT(used, HasSubstr(line));
+  // What the runtime has no key for is refused, not dropped; so is another number of ranks.
+  std::ofstream(plan, std::ios::app) << "# pp = 2   (no key of weft train)\n";
+  const CommandResult refused = train(2, "--set run.overwrite=true --plan " + plan);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("pp = 2 is not built into weft train"));
+}
+
 TEST_F(TrainCommand, OutOfMemoryForStatesPointsToTheDial) {
   const std::string small = "--set train.memory_limit_gb=0.0004 --set train.global_batch=2 --set data.seq=4 --set run.overwrite=true";
   const CommandResult result = train(2, small);

@@ -91,6 +91,7 @@ TEST(PlanFile, ReadsBackAsATrainingConfiguration) {
   EXPECT_EQ(run.train.global_batch, 256);
   EXPECT_EQ(run.train.micro_batch, 2);
   EXPECT_EQ(run.layout.dp, 8);
+  EXPECT_EQ(run.parallel.zero, 1);
   EXPECT_NE(text.find("tp = 2"), std::string::npos);  // a key or, while the runtime has none, a comment
 }
 

@@ -31,7 +31,7 @@ namespace weft::cli {
 namespace {
 
 struct TrainOptions {
-  std::string config, machine;
+  std::string config, plan, machine;
   std::vector<std::string> overrides;
   bool explain = false, dry_run = false, json = false, memory = false;
 };
@@ -118,9 +118,11 @@ void run_train(const TrainOptions& options) {
     fmt::print("{}", config::to_toml(config::RunConfig(), true));
     return;
   }
-  if (options.config.empty())
+  if (options.config.empty() && options.plan.empty())
     throw ConfigError("weft train needs a configuration file (or --explain-config to see all keys)");
-  const config::RunConfig config = config::load(options.config, options.overrides);
+  std::vector<std::string> overrides = options.plan.empty() ? std::vector<std::string>() : config::read_plan(options.plan);
+  overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
+  const config::RunConfig config = config::load(options.config, overrides);
   World world = World::init(train::world_options(config));
   if (options.dry_run) {
     const train::Job job = train::make_job(config, world.size());
@@ -159,6 +161,7 @@ void add_train(CLI::App& app) {
   command->add_option("--set", options->overrides, "section.key=value, may be repeated")
       ->take_all()
       ->allow_extra_args(false);
+  command->add_option("--plan", options->plan, "file of weft plan --out: its layout, micro-batch, dtype and recompute replace those of the configuration; --set comes after it");
   command->add_flag("--dry-run", options->dry_run,
                     "check everything, print sizes and what follows from the global batch, do not train");
   command->add_flag("--explain-config", options->explain, "print every key with its default and meaning, as TOML");
