@@ -18,5 +18,7 @@
 #include "weft/optim/optim.h"
 #include "weft/parallel/data_parallel.h"
 #include "weft/parallel/parallelize.h"
+#include "weft/parallel/pipeline/cut.h"
+#include "weft/parallel/pipeline/pipeline.h"
 #include "weft/train/describe.h"
 #include "weft/train/verify_program.h"

@@ -47,7 +47,7 @@ TEST_P(Example, GivesOneRanksNumbers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Programs, Example, ::testing::Values("data_parallel", "conv_batch_norm", "conv_batch_norm 2", "conv_batch_norm 3", "force_field",
-                                                              "recurrent 0", "recurrent 1", "recurrent 3"),
+                                                              "recurrent 0", "recurrent 1", "recurrent 3", "pipeline"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::ranges::replace(name, ' ', '_');

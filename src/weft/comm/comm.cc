@@ -110,6 +110,10 @@ std::map<std::string, TrafficCount> Comm::traffic() const {
 
 std::string Comm::flight_log() const { return state_->core ? state_->core->log.json() : "{}"; }
 
+void Comm::abort(const std::string& reason) const {
+  if (state_->core && state_->core->transport) state_->core->transport->abort(state_->core->rank, reason);
+}
+
 void Comm::progress() const {
   if (state_->local) {
     state_->local->progress();

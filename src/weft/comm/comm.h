@@ -103,6 +103,9 @@ class Comm {
   /// CommError once the world has failed.
   void progress() const;
 
+  /// As World::abort, for whoever was given a Comm alone: ends the calls of all ranks of its world with `reason`.
+  void abort(const std::string& reason) const;
+
   /// What stands behind it (comm/state.h: the c10d back end, for interoperability).
   const std::shared_ptr<detail::CommState>& state() const { return state_; }
 

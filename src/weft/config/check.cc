@@ -10,6 +10,7 @@
 #include "weft/core/units.h"
 #include "weft/layout/part.h"
 #include "weft/model/presets.h"
+#include "weft/schedule/generate.h"
 
 namespace weft::config {
 namespace {
@@ -100,6 +101,11 @@ void check_sizes(const RunConfig& config, const model::ModelSpec& spec, int64_t 
                  "set model.context");
   }
   if (attention.heads % attention.kv_heads == 0) layout::check_tp_ranks(spec, config.layout.tp, "layout.tp", findings);
+  const int64_t stages = config.layout.pp * pipeline_chunks(config);
+  if (stages > spec.layers() + 2) {
+    findings.add("layout.pp", fmt::format("{} stages (ranks x chunks), and the model has {} parts: embedding, {} layers, head", stages, spec.layers() + 2, spec.layers()),
+                 "use fewer ranks or parallel.chunks");
+  }
   const double parameters = approximate_parameters(spec);
   if (parameters > kMostParameters) {
     findings.add("model", fmt::format("about {:.1e} parameters; the largest model that is handled has {:.0e}", parameters, kMostParameters),
@@ -147,6 +153,18 @@ void check_optimizer(const RunConfig& config, Findings& findings) {
   if (config.schedule.decay > config.train.steps) {
     findings.add("schedule.decay", fmt::format("{} steps of decay in a run of train.steps = {}", config.schedule.decay, config.train.steps));
   }
+}
+
+void check_pipeline(const RunConfig& config, Findings& findings) {
+  if (config.layout.pp == 1) {
+    if (config.parallel.chunks > 1) {
+      findings.add("parallel.chunks", fmt::format("{} with layout.pp = 1: there is no pipeline", config.parallel.chunks), "set layout.pp, or leave it out");
+    }
+    return;
+  }
+  const schedule::Generator& generator = schedule::find_generator(config.parallel.schedule);
+  const schedule::Sizes sizes{.ranks = static_cast<int>(config.layout.pp), .micro_batches = 1, .chunks = static_cast<int>(pipeline_chunks(config))};
+  for (const Finding& finding : schedule::check(generator, sizes, "parallel.").items()) findings.add(finding.where, finding.what, finding.remedy);
 }
 
 void check_offload(const RunConfig& config, Findings& findings) {
@@ -198,6 +216,11 @@ std::vector<RateRule> rate_rules(const OptimizerConfig& optimizer, Findings& fin
   return rules;
 }
 
+int64_t pipeline_chunks(const RunConfig& config) {
+  if (config.layout.pp == 1) return 1;
+  return config.parallel.chunks > 0 ? config.parallel.chunks : schedule::find_generator(config.parallel.schedule).default_chunks;
+}
+
 double momentum(const OptimizerConfig& optimizer) {
   constexpr double kSgd = 0.9, kMuon = 0.95;
   return optimizer.momentum >= 0 ? optimizer.momentum : optimizer.name == "muon" ? kMuon : kSgd;
@@ -246,6 +269,7 @@ void check(const RunConfig& config, Findings& findings) {
     findings.add("data.seq", fmt::format("{} tokens do not divide into layout.tp = {} parts, as parallel.sequence_parallel cuts them", config.data.seq,
                                          config.layout.tp), fmt::format("nearest: {} and {}", above - config.layout.tp, above));
   }
+  check_pipeline(config, findings);
   check_optimizer(config, findings);
   check_offload(config, findings);
   constexpr double kLeastClipNorm = 1e-6;  // below it nothing is left of a gradient in fp32
@@ -289,17 +313,22 @@ int64_t warmup_steps(const RunConfig& config) {
 
 Accumulation accumulation(const RunConfig& config, int64_t ranks, Findings& findings) {
   Accumulation result;
-  const int64_t tp = config.layout.tp;
+  const int64_t tp = config.layout.tp, pp = config.layout.pp;
+  if (ranks % (tp * pp) != 0 && pp > 1) {
+    findings.add("layout.pp", fmt::format("{} ranks do not divide into {} pipeline x {} tensor-parallel ranks", ranks, pp, tp),
+                 fmt::format("legal products: {}", fmt::join(divisors(ranks), ", ")));
+    return result;
+  }
   if (ranks % tp != 0) {
     findings.add("layout.tp", fmt::format("{} ranks do not divide into groups of {}", ranks, tp),
                  fmt::format("legal values: {}", fmt::join(divisors(ranks), ", ")));
     return result;
   }
-  result.dp = pick(config.layout.dp, ranks / tp);
-  if (result.dp * tp != ranks) {
+  result.dp = pick(config.layout.dp, ranks / (tp * pp));
+  if (result.dp * tp * pp != ranks) {
     findings.add("layout.dp", fmt::format("{} data-parallel{} ranks, but the program runs on {}", result.dp,
-                                          tp > 1 ? fmt::format(" x {} tensor-parallel", tp) : "", ranks),
-                 fmt::format("start it with `weft run -n {0} -- weft train ...`, or leave layout.dp out", result.dp * tp));
+                                          (tp > 1 ? fmt::format(" x {} tensor-parallel", tp) : "") + (pp > 1 ? fmt::format(" x {} pipeline", pp) : ""), ranks),
+                 fmt::format("start it with `weft run -n {0} -- weft train ...`, or leave layout.dp out", result.dp * tp * pp));
     return result;
   }
   check_groups(config.parallel, result.dp, findings);

@@ -36,6 +36,9 @@ double momentum(const OptimizerConfig& optimizer);
 /// Steps of warm-up: as configured, or what -1 stands for.
 int64_t warmup_steps(const RunConfig& config);
 
+/// parallel.chunks: as configured, or the schedule's own number; 1 without pipeline parallelism.
+int64_t pipeline_chunks(const RunConfig& config);
+
 /// How a global batch is worked off.
 struct Accumulation {
   int64_t dp = 1;

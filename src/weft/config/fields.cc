@@ -97,8 +97,9 @@ std::vector<Field> make_fields() {
     {"schedule.decay", "wsd: steps over which the learning rate falls at the end; -1 = a tenth of train.steps", at_least(-1), [](C& c) { return &c.schedule.decay; }},
     {"schedule.final_ratio", "learning rate at the last step as a share of the peak", between(0, 1), [](C& c) { return &c.schedule.final_ratio; }},
 
-    {"layout.dp", "data-parallel ranks; 0 = all ranks / tp", between(0, kMostSteps), [](C& c) { return &c.layout.dp; }},
+    {"layout.dp", "data-parallel ranks; 0 = all ranks / (tp x pp)", between(0, kMostSteps), [](C& c) { return &c.layout.dp; }},
     {"layout.tp", "tensor-parallel ranks: neighbours that share every layer out, heads, inner MLP columns and vocabulary, and read the same samples (docs/tensor.md)", between(1, kMostThreads), [](C& c) { return &c.layout.tp; }},
+    {"layout.pp", "pipeline ranks: each has a stretch of the layers, and micro-batches pass through (docs/pipeline.md); micro-batches are those of train.micro_batch", between(1, kMostThreads), [](C& c) { return &c.layout.pp; }},
     {"layout.backend", "what carries communication: auto, local (shared memory of one machine) or gloo (TCP)", one_of({"auto", "local", "gloo"}), [](C& c) { return &c.layout.backend; }},
     {"layout.bucket_mb", "MiB of gradients that are reduced together during backward", above(0, kMostBucketMb), [](C& c) { return &c.layout.bucket_mb; }},
     {"layout.last_bucket_mb", "the same for the bucket that is ready last, which nothing hides", above(0, kMostBucketMb), [](C& c) { return &c.layout.last_bucket_mb; }},
@@ -111,6 +112,8 @@ std::vector<Field> make_fields() {
     {"parallel.prefetch", "zero = 3: blocks gathered ahead of the one that runs", between(0, 8), [](C& c) { return &c.parallel.prefetch; }},
     {"parallel.sequence_parallel", "layout.tp > 1: between the layers each tensor-parallel rank holds its part of the sequence, so that norms, dropout and their memory are shared out too; data.seq divides by layout.tp", any(), [](C& c) { return &c.parallel.sequence_parallel; }},
     {"parallel.tp_overlap", "layout.tp > 1: pieces in which activations travel between tensor-parallel ranks, each beside the product of its neighbour (Megatron-LM's tp_comm_overlap); 1 = no overlap. Same losses", between(1, 64), [](C& c) { return &c.parallel.tp_overlap; }},
+    {"parallel.schedule", "layout.pp > 1: who does what when. gpipe, 1f1b, interleaved (less bubble, more messages), zb-h1 (weight gradients fill the bubble), zb-v or dualpipe-v", one_of({"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"}), [](C& c) { return &c.parallel.schedule; }},
+    {"parallel.chunks", "layout.pp > 1: stretches of layers per rank; 0 = the schedule's own number", between(0, kMostThreads), [](C& c) { return &c.parallel.chunks; }},
 
     {"offload.optimizer", "where the optimizer's state and masters are between the steps: none = with the weights; cpu = in host memory, where the step is made, too (on a CPU the same place); nvme = in a file per rank in offload.dir, streamed through buffers around the update. Same losses", one_of({"none", "cpu", "nvme"}), [](C& c) { return &c.offload.optimizer; }},
     {"offload.parameters", "parallel.zero = 3: where a rank's part of the blocks' parameters is between uses: none = with the computation; cpu = in host memory, with its gradients, from where each gather copies it (on a CPU the same place). Same losses. nvme is refused: peers read these parts in place, twice a step", one_of({"none", "cpu", "nvme"}), [](C& c) { return &c.offload.parameters; }},

@@ -68,6 +68,7 @@ struct ScheduleConfig {
 struct LayoutConfig {
   int64_t dp = 0;
   int64_t tp = 1;
+  int64_t pp = 1;
   std::string backend = "auto";
   double bucket_mb = 25, last_bucket_mb = 1;
   int64_t timeout_s = 600;
@@ -81,6 +82,8 @@ struct ParallelConfig {
   int64_t prefetch = 1;
   bool sequence_parallel = false;
   int64_t tp_overlap = 1;
+  std::string schedule = "1f1b";
+  int64_t chunks = 0;
 };
 
 struct OffloadConfig {

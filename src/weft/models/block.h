@@ -14,6 +14,15 @@
 
 namespace weft::models {
 
+/// A stretch of the model: what stands before the blocks, blocks first .. end - 1, what stands behind them.
+struct StagePart {
+  int64_t first = 0, end = 0;
+  bool embedding = false;  ///< token and position embedding
+  bool head = false;       ///< final norm, head and loss
+
+  bool operator==(const StagePart&) const = default;
+};
+
 struct TransformerOptions {
   at::ScalarType dtype = at::kFloat;  ///< of parameters and activations: fp64, fp32 or bf16
   at::Device device = at::kCPU;
@@ -23,6 +32,9 @@ struct TransformerOptions {
   bool deferred = false;
   /// The ranks that share out heads, inner MLP columns and vocabulary; every rank allocates its part alone (docs/tensor.md).
   nn::TensorAxis tp;
+
+  /// The stretches that this rank builds, pipeline stages; empty: the whole model.
+  std::vector<StagePart> parts;
 
   at::TensorOptions tensor() const { return at::TensorOptions(dtype).device(device); }
   at::TensorOptions parameter() const { return deferred ? tensor().device(at::kMeta) : tensor(); }

@@ -62,6 +62,7 @@ std::vector<int64_t> generate(Transformer& model, const std::vector<int64_t>& pr
     if (token < 0 || token >= spec.vocab) findings.add("prompt", fmt::format("holds token {}; ids are 0 to {}", token, spec.vocab - 1));
   if (!(options.temperature >= 0)) findings.add("temperature", fmt::format("is {}; it must be at least 0", options.temperature));
   if (options.top_k < 0) findings.add("top_k", fmt::format("is {}; it must be at least 0", options.top_k));
+  if (!model->is_whole()) findings.add("pp", "this rank has some pipeline stages of the model; text is generated on one", "load the run's weights");
   if (model->options().tp.size() > 1)
     findings.add("tp", fmt::format("{} ranks share the model out; text is generated on one", model->options().tp.size()), "load the run's weights");
   findings.throw_if_any("generate");

@@ -23,23 +23,29 @@ TransformerImpl::TransformerImpl(model::ModelSpec spec, TransformerOptions optio
         name, nn::Norm(spec_.hidden, spec_.norm, spec_.norm_bias, spec_.norm_eps, options_.kernels, options_.parameter(),
                        options_.tp.sequence_comm()));
   };
-  tok = register_module("tok", Unit<nn::VocabEmbedding>(vocab_, spec_.hidden, options_.parameter()));
-  if (spec_.tied_head) tok->dissolve();
-  if (spec_.position == model::PositionKind::learned)
+  const std::vector<StagePart> parts = options_.parts.empty() ? std::vector{StagePart{0, spec_.layers(), true, true}} : options_.parts;
+  const auto any = [&](auto has) { return std::any_of(parts.begin(), parts.end(), has); };
+  const bool first = any([](const StagePart& part) { return part.embedding; }), last = any([](const StagePart& part) { return part.head; });
+  if (first || (last && spec_.tied_head)) tok = register_module("tok", Unit<nn::VocabEmbedding>(vocab_, spec_.hidden, options_.parameter()));
+  if (tok && spec_.tied_head) tok->dissolve();
+  if (first && spec_.position == model::PositionKind::learned)
     pos = register_module("pos", nn::Embedding(spec_.context, spec_.hidden, options_.parameter(), options_.tp.sequence_comm()));
-  if (spec_.embedding_norm) tok_norm = make_norm("tok_norm");
+  if (first && spec_.embedding_norm) tok_norm = make_norm("tok_norm");
   auto list = std::make_shared<torch::nn::Module>();
-  for (int64_t layer = 0; layer < spec_.layers(); ++layer)
-    layers.push_back(list->register_module(std::to_string(layer), Unit<Block>(spec_, layer, options_)));
+  for (int64_t layer = 0; layer < spec_.layers(); ++layer) {
+    const bool here = any([layer](const StagePart& part) { return part.first <= layer && layer < part.end; });
+    layers.push_back(here ? list->register_module(std::to_string(layer), Unit<Block>(spec_, layer, options_)) : Unit<Block>(nullptr));
+  }
   register_module("layers", list);
-  norm = make_norm("norm");
-  if (!spec_.tied_head) head = register_module("head", Unit<nn::Linear>(spec_.hidden, vocab_.rows.size, false, options_.parameter()));
+  if (last) norm = make_norm("norm");
+  if (last && !spec_.tied_head) head = register_module("head", Unit<nn::Linear>(spec_.hidden, vocab_.rows.size, false, options_.parameter()));
   initialise();
 }
 
 void TransformerImpl::initialise() {
   const auto parameters = named_parameters();
-  const std::vector<model::Param> table = model::parameter_table(spec_);
+  std::vector<model::Param> table = model::parameter_table(spec_);
+  if (!is_whole()) std::erase_if(table, [&](const model::Param& p) { return !holds(options_.parts, p, spec_.tied_head); });
   if (parameters.size() != table.size())
     throw InternalError(fmt::format("the model registers {} parameters, the table has {}", parameters.size(), table.size()));
   for (size_t i = 0; i < table.size(); ++i) {
@@ -58,6 +64,20 @@ void TransformerImpl::initialise() {
       nn::set_placement(tensor, {.comm = options_.tp.comm(), .shape = table[i].shape, .dim = part.dim, .begin = part.part.begin, .copies = part.copies});
     }
   }
+}
+
+bool holds(const std::vector<StagePart>& parts, const model::Param& param, bool tied_head) {
+  const auto in = [&](const StagePart& part) {
+    if (param.layer >= 0) return part.first <= param.layer && param.layer < part.end;
+    const bool table = param.name == "tok.weight";
+    const bool behind = param.name.starts_with("norm.") || param.name.starts_with("head.") || (table && tied_head);
+    return (behind && part.head) || (part.embedding && (table || param.name.starts_with("pos.") || param.name.starts_with("tok_norm.")));
+  };
+  return std::any_of(parts.begin(), parts.end(), in);
+}
+
+void TransformerImpl::check_whole(const char* what) const {
+  if (!is_whole()) throw ConfigError(fmt::format("{} of a model of which this rank has some pipeline stages; run it through the pipeline, or load the weights without one", what));
 }
 
 nn::TokenPlace TransformerImpl::local_place(int64_t tokens, nn::TokenPlace place) const {
@@ -90,14 +110,32 @@ BlockInputs TransformerImpl::block_inputs(int64_t tokens, const nn::TokenPlace& 
   return inputs;
 }
 
-at::Tensor TransformerImpl::forward(const at::Tensor& tokens, const nn::TokenPlace& place) {
+at::Tensor TransformerImpl::forward_part(const StagePart& part, const at::Tensor& given, const at::Tensor& tokens, const nn::TokenPlace& place) {
   const BlockInputs inputs = block_inputs(tokens.size(1), place);
-  at::Tensor x = embed(tokens, place);
-  for (auto& block : layers) x = block(x, inputs);
-  return norm(x);
+  at::Tensor x = part.embedding ? embed(tokens, place) : given;
+  for (int64_t layer = part.first; layer < part.end; ++layer) x = layers[static_cast<size_t>(layer)](x, inputs);
+  return part.head ? norm(x) : x;
+}
+
+at::Tensor TransformerImpl::forward(const at::Tensor& tokens, const nn::TokenPlace& place) {
+  check_whole("forward()");
+  return forward_part({0, spec_.layers(), true, true}, {}, tokens, place);
+}
+
+std::shared_ptr<torch::nn::Module> TransformerImpl::modules_of(const StagePart& part) {
+  auto modules = std::make_shared<torch::nn::Module>("Stage");
+  const auto add = [&](const std::string& name, const auto& module) {
+    if (module) modules->register_module(name, std::shared_ptr<torch::nn::Module>(module.ptr()));
+  };
+  if (part.embedding || (part.head && spec_.tied_head)) add("tok", tok);
+  if (part.embedding) add("pos", pos), add("tok_norm", tok_norm);
+  for (int64_t layer = part.first; layer < part.end; ++layer) add(fmt::format("layer{}", layer), layers[static_cast<size_t>(layer)]);
+  if (part.head) add("norm", norm), add("head", head);
+  return modules;
 }
 
 at::Tensor TransformerImpl::logits(const at::Tensor& tokens) {
+  check_whole("logits()");
   if (options_.tp.size() > 1) throw ConfigError("logits() with tensor parallelism: each rank has some columns of them. Use loss_sum(), or load the weights without it");
   const at::Tensor hidden = forward(tokens);
   return with_head_weight([&](const at::Tensor& weight) { return nn::soft_cap(at::linear(hidden, weight), spec_.logit_softcap); });
@@ -107,7 +145,11 @@ nn::LossSum TransformerImpl::loss_sum(const at::Tensor& tokens, const at::Tensor
                                       const nn::TokenPlace& place) {
   if (targets.sizes() != tokens.sizes())
     throw ConfigError(fmt::format("{} targets for {} tokens; both must be [batch, sequence].", targets.numel(), tokens.numel()));
-  const at::Tensor hidden = options_.tp.enter(forward(tokens, place));
+  return loss_of(forward(tokens, place), targets, ignore_index);
+}
+
+nn::LossSum TransformerImpl::loss_of(const at::Tensor& normed, const at::Tensor& targets, int64_t ignore_index) {
+  const at::Tensor hidden = options_.tp.enter(normed);
   return with_head_weight([&](const at::Tensor& weight) {
     return nn::vocab_parallel_cross_entropy(hidden.flatten(0, 1), weight, targets.flatten(), ignore_index, spec_.logit_softcap,
                                             options_.kernels, vocab_);

@@ -17,10 +17,6 @@ at::Tensor shared_by(const Comm& copies, const at::Tensor& weight) {
   return copies.size() > 1 && weight.defined() ? autograd::copy_to(weight, copies) : weight;
 }
 
-at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}) {
-  return autograd::part(autograd::Part::matmul, {x}, [x, weight, bias] { return at::linear(x, weight, bias); });
-}
-
 }  // namespace
 
 LinearImpl::LinearImpl(int64_t in, int64_t out, bool with_bias, const at::TensorOptions& options, Comm copies)
@@ -32,7 +28,9 @@ LinearImpl::LinearImpl(int64_t in, int64_t out, bool with_bias, const at::Tensor
 at::Tensor LinearImpl::used_weight() const { return shared_by(copies_, weight); }
 at::Tensor LinearImpl::used_bias() const { return shared_by(copies_, bias); }
 
-at::Tensor LinearImpl::forward(const at::Tensor& x) { return product(x, used_weight(), used_bias()); }
+at::Tensor LinearImpl::forward(const at::Tensor& x) {
+  return autograd::part(autograd::Part::matmul, {x}, [x, this] { return linear(x, weight, bias, copies_); });
+}
 
 std::vector<at::Tensor> column_products(const TensorAxis& tp, const at::Tensor& x, std::vector<Linear> layers) {
   std::vector<at::Tensor> products;
@@ -55,8 +53,12 @@ RowLinearImpl::RowLinearImpl(int64_t in, int64_t out, bool with_bias, const at::
 }
 
 at::Tensor RowLinearImpl::forward(const at::Tensor& x) {
-  if (tp_.size() == 1) return product(x, weight, bias);
-  const at::Tensor y = tp_.overlaps() ? tp_.product_leave(x, weight) : tp_.leave(product(x, weight));
+  const bool alone = tp_.size() == 1;
+  const auto plain = [&] {
+    return autograd::part(autograd::Part::matmul, {x}, [=, this] { return linear(x, weight, alone ? bias : at::Tensor()); });
+  };
+  if (alone) return plain();
+  const at::Tensor y = tp_.overlaps() ? tp_.product_leave(x, weight) : tp_.leave(plain());
   return bias.defined() ? y + shared_by(tp_.sequence_comm(), bias) : y;
 }
 

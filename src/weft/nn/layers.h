@@ -7,12 +7,13 @@
 #include "weft/model/spec.h"
 #include "weft/nn/kernels.h"
 #include "weft/nn/tensor_axis.h"
+#include "weft/nn/weight_gradients.h"
 
 namespace weft::nn {
 
 /// y [..., out] = x [..., in] weight^T + bias. weight [out, in], bias [out]. Cut by columns ("column parallel": between
 /// TensorAxis::enter and leave) it is this layer with fewer outputs.
-class LinearImpl : public torch::nn::Module {
+class LinearImpl : public torch::nn::Module, public SplitsBackward {
  public:
   /// copies: the ranks that hold the same weights and compute a part of their gradients each.
   LinearImpl(int64_t in, int64_t out, bool with_bias, const at::TensorOptions& options, Comm copies = Comm());
@@ -34,7 +35,7 @@ std::vector<at::Tensor> column_products(const TensorAxis& tp, const at::Tensor& 
 
 /// A Linear that is cut by rows ("row parallel"): x [B, T, in of this rank] -> TensorAxis::leave of the partial sums, to which the
 /// bias, the same on every rank, is added once.
-class RowLinearImpl : public torch::nn::Module {
+class RowLinearImpl : public torch::nn::Module, public SplitsBackward {
  public:
   RowLinearImpl(int64_t in, int64_t out, bool with_bias, const at::TensorOptions& options, TensorAxis tp);
   at::Tensor forward(const at::Tensor& x);

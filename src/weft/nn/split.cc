@@ -73,9 +73,10 @@ std::shared_ptr<torch::nn::Module> SplitEmbeddingImpl::clone(const std::optional
 }
 
 at::Tensor SplitLinearImpl::forward(const at::Tensor& input) {
-  if (!style_) return torch::nn::LinearImpl::forward(input);
-  if (*style_ == TensorStyle::column) return tp_.enter_products(input, {weight}, {bias})[0];
-  const at::Tensor y = tp_.product_leave(input, weight);
+  if (!style_) return linear(input, weight, bias);
+  if (*style_ == TensorStyle::column)
+    return tp_.overlaps() ? tp_.enter_products(input, {weight}, {bias})[0] : linear(tp_.enter(input), weight, bias);
+  const at::Tensor y = tp_.overlaps() ? tp_.product_leave(input, weight) : tp_.leave(linear(input, weight, {}));
   if (!bias.defined()) return y;
   return y + autograd::copy_to(bias, tp_.sequence_comm());
 }

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "weft/nn/tensor_axis.h"
+#include "weft/nn/weight_gradients.h"
 
 namespace weft {
 
@@ -42,7 +43,7 @@ class SplitBase {
   TensorAxis tp_;
 };
 
-class SplitLinearImpl : public torch::nn::LinearImpl, public SplitBase {
+class SplitLinearImpl : public torch::nn::LinearImpl, public SplitBase, public SplitsBackward {
  public:
   using torch::nn::LinearImpl::LinearImpl;
   at::Tensor forward(const at::Tensor& input);

@@ -124,6 +124,11 @@ struct DataParallelOptions {
   /// number of ranks where no block is cut. Of a parameter the first that names it counts; others may be cut anywhere. At most 65536
   /// elements; costs padding to multiples of that.
   std::vector<Granule> granules;
+  /// Ranks that hold other stages of the same model (mesh["pp"], parallel/pipeline.h): norms and clipping are those of all stages. All
+  /// of them compute norms together.
+  Comm stages;
+  /// Names of parameters that another stage holds, too, and counts in norms (tied weights): "tok.weight" (core/pattern.h).
+  std::string counted_elsewhere;
   layout::BucketLimits bucket;
   /// false: reduce everything at the end of backward (to tell whether overlap matters; same numbers).
   bool overlap = true;

@@ -8,6 +8,7 @@
 #include "weft/autograd/backward_end.h"
 #include "weft/core/error.h"
 #include "weft/core/log.h"
+#include "weft/core/pattern.h"
 #include "weft/parallel/buffers.h"
 #include "weft/parallel/gradient_norm.h"
 
@@ -31,6 +32,10 @@ RoundEngine::RoundEngine(Comm comm, DataParallelOptions options, std::vector<Nam
 void RoundEngine::set_parameters(std::vector<NamedTensor> all) {
   for (NamedTensor& p : all) (p.tensor.requires_grad() ? parameters_ : frozen_).push_back(std::move(p));
   tensor_ = tensor_ranks_of(parameters_);
+  if (options_.counted_elsewhere.empty()) return;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (matches(options_.counted_elsewhere, parameters_[i].name)) tensor_.counted[i] = false;
+  }
 }
 
 void RoundEngine::visit_full(const std::function<void(const at::Tensor&)>& visit) {
@@ -179,7 +184,7 @@ void RoundEngine::join_without_batch() {
 
 double RoundEngine::grad_norm(double norm_type) {
   finish();
-  const double norm = gradient_norm(shards(), tensor_.counted, norm_type, {norm_comm(), tensor_.comm});
+  const double norm = gradient_norm(shards(), tensor_.counted, norm_type, {norm_comm(), tensor_.comm, options_.stages});
   check_norm(norm);
   return norm;
 }

@@ -243,6 +243,21 @@ const Generator& find_generator(std::string_view name) {
                                 fmt::join(names, ", "), nearest(name, names).front()));
 }
 
+Maker gpipe() { return maker("gpipe"); }
+Maker one_f_one_b() { return maker("1f1b"); }
+Maker interleaved() { return maker("interleaved"); }
+Maker zb_h1() { return maker("zb-h1"); }
+Maker zb_v() { return maker("zb-v"); }
+Maker dualpipe_v() { return maker("dualpipe-v"); }
+
+Maker maker(std::string_view name) {
+  return [name = std::string(find_generator(name).name)](const Sizes& sizes) { return generate(name, sizes); };
+}
+
+Maker only(Schedule schedule) {
+  return [schedule = std::move(schedule)](const Sizes&) { return schedule; };
+}
+
 Findings check(const Generator& generator, const Sizes& sizes, std::string_view prefix) {
   // Lists are held in memory whole; beyond this a mistyped number is likelier than a wish.
   constexpr int64_t most_actions = 1 << 26;

@@ -1,6 +1,7 @@
 // Generators: pure functions from sizes to a schedule of compute actions. Any number of micro-batches >= 1, ranks >= 1.
 #pragma once
 
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -41,6 +42,20 @@ Schedule dualpipe_v(const Sizes& sizes);
 
 /// Evaluation: forwards only, chunks in turn in groups of p micro-batches.
 Schedule forward_only(const Sizes& sizes);
+
+/// What makes the schedules of a pipeline, for the number of micro-batches that a step has. The functions above without sizes:
+/// weft::Pipeline pipe(stages, weft::schedule::interleaved(), mesh["pp"], loss_fn).
+using Maker = std::function<Schedule(const Sizes&)>;
+Maker gpipe();
+Maker one_f_one_b();
+Maker interleaved();
+Maker zb_h1();
+Maker zb_v();
+Maker dualpipe_v();
+/// By the name that a configuration has: "1f1b".
+Maker maker(std::string_view name);
+/// A schedule of the user's own (from_text, from_csv), for its number of micro-batches alone.
+Maker only(Schedule schedule);
 
 /// A generator and its facts, for the command line, configurations and searches.
 struct Generator {

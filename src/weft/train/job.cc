@@ -9,6 +9,7 @@
 #include "weft/core/error.h"
 #include "weft/layout/part.h"
 #include "weft/train/optimizer.h"
+#include "weft/train/stages.h"
 
 namespace weft::train {
 namespace {
@@ -54,6 +55,7 @@ config::RunConfig as_used(config::RunConfig config, const model::ModelSpec& spec
   config.schedule.decay = config::decay_steps(config);
   config.optimizer.momentum = config::momentum(config.optimizer);
   config.layout.dp = accumulation.dp;
+  config.parallel.chunks = config.layout.pp > 1 ? config::pipeline_chunks(config) : 0;
   config.train.micro_batch = accumulation.micro_batch;
   return config;
 }
@@ -97,10 +99,12 @@ Job make_job(const config::RunConfig& config, int64_t ranks) {
 }
 
 Axes make_axes(const Job& job, const World& world) {
-  if (job.config.layout.tp == 1) return {.world = world.comm(), .dp = world.comm(), .tp = {}, .text = {}};
-  const Mesh mesh(world, {{"dp", job.config.layout.dp}, {"tp", job.config.layout.tp}});
+  const auto& layout = job.config.layout;
+  if (layout.tp == 1 && layout.pp == 1) return {.world = world.comm(), .dp = world.comm(), .pp = {}, .tp = {}, .text = {}};
+  const Mesh mesh(world, {{"pp", layout.pp}, {"dp", layout.dp}, {"tp", layout.tp}});
   return {.world = world.comm(),
           .dp = mesh["dp"],
+          .pp = mesh["pp"],
           .tp = nn::TensorAxis(mesh["tp"], job.config.parallel.sequence_parallel, job.config.parallel.tp_overlap),
           .text = mesh.describe()};
 }
@@ -139,9 +143,18 @@ std::vector<int64_t> local_shape(const model::Param& param, const Job& job) {
   return shape;
 }
 
+/// Of the first pipeline rank.
+std::vector<model::Param> local_table(const Job& job) {
+  std::vector<model::Param> table = model::parameter_table(job.spec);
+  if (job.config.layout.pp == 1) return table;
+  const std::vector<models::StagePart> parts = stage_plan(job).of_rank(0);
+  std::erase_if(table, [&](const model::Param& p) { return !models::holds(parts, p, job.spec.tied_head); });
+  return table;
+}
+
 int64_t local_parameters(const Job& job) {
   int64_t total = 0;
-  for (const model::Param& param : model::parameter_table(job.spec)) {
+  for (const model::Param& param : local_table(job)) {
     int64_t numel = 1;
     for (const int64_t size : local_shape(param, job)) numel *= size;
     total += numel;
@@ -161,7 +174,7 @@ int64_t state_bytes(const Job& job) {
   const auto share = [&](int64_t zero, double bytes) { return bytes / static_cast<double>(parallel.zero >= zero ? shards : 1); };
   const auto parameters = static_cast<double>(local_parameters(job));
   double moments = 0, whole = 0;
-  for (const model::Param& p : model::parameter_table(job.spec)) {
+  for (const model::Param& p : local_table(job)) {
     const bool factors = job.config.optimizer.name == "adafactor" && p.shape.size() >= 2;
     (factors ? whole : moments) += moment_bytes(job.config.optimizer, p.name, factors ? p.shape : local_shape(p, job), static_cast<double>(wide));
   }
@@ -192,7 +205,8 @@ std::string describe_json(const Job& job) {
                                 {"train_samples", job.train.size()},
                                 {"val_samples", job.val ? job.val->size() : 0},
                                 {"tokens_per_step", job.tokens_per_step()},
-                                {"ranks", a.dp * c.layout.tp},
+                                {"ranks", a.dp * c.layout.tp * c.layout.pp},
+                                {"pipeline_ranks", c.layout.pp},
                                 {"tensor_parallel_ranks", c.layout.tp},
                                 {"samples_per_rank", a.per_rank},
                                 {"micro_batch", a.micro_batch},
@@ -216,8 +230,15 @@ std::string describe(const Job& job) {
                                      static_cast<double>(state_bytes(job)) / (1 << 20), c.train.dtype));
   line("data", fmt::format("{} tokens, {} samples of {}{}", job.train.file().count(), job.train.size(), c.data.seq,
                            job.val ? fmt::format("; validation {} samples", job.val->size()) : "; no validation"));
-  if (c.layout.tp > 1) {
-    line("layout", fmt::format("{} data-parallel x {} tensor-parallel ranks{}", a.dp, c.layout.tp, c.parallel.sequence_parallel ? ", sequence parallel" : ""));
+  if (c.layout.tp > 1 || c.layout.pp > 1) {
+    line("layout", fmt::format("{}{} data-parallel x {} tensor-parallel ranks{}", c.layout.pp > 1 ? fmt::format("{} pipeline x ", c.layout.pp) : "", a.dp, c.layout.tp,
+                               c.parallel.sequence_parallel ? ", sequence parallel" : ""));
+  }
+  if (c.layout.pp > 1) {
+    const StagePlan plan = stage_plan(job);
+    const schedule::Schedule schedule = plan.maker({static_cast<int>(c.layout.pp), static_cast<int>(a.steps), static_cast<int>(c.parallel.chunks)});
+    line("pipeline", fmt::format("{} of {} micro-batches, bubble {:.1f}% with equal stages", schedule.name, a.steps, 100 * planned_bubble(schedule)));
+    line("stages", to_text(plan));
   }
   line("step", fmt::format("{} tokens = {} samples = {} ranks x {} samples in {} forward passes of at most {}",
                            job.tokens_per_step(), c.train.global_batch, a.dp, a.per_rank, a.steps, a.micro_batch));

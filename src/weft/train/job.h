@@ -39,11 +39,14 @@ at::ScalarType gradient_type(const Job& job);
 /// Back end and deadline as configured, for World::init.
 WorldOptions world_options(const config::RunConfig& config);
 
-/// The ranks' axes, data parallelism outside and tensor parallelism inside. Collective.
+/// The ranks' axes, pipeline outside, data parallelism next and tensor parallelism inside. Collective.
 struct Axes {
-  Comm world, dp;
+  Comm world, dp, pp;
   nn::TensorAxis tp;
   std::string text;  ///< Mesh::describe(), empty for data parallelism alone
+
+  /// Whether this rank's loss counts where losses of all ranks are added up: pipeline and tensor-parallel ranks have the same.
+  bool counts_loss() const { return tp.rank() == 0 && pp.rank() == 0; }
 };
 Axes make_axes(const Job& job, const World& world);
 

@@ -15,7 +15,7 @@ namespace {
 
 const std::map<std::string, std::string>& short_names() {
   static const std::map<std::string, std::string> names{
-      {"dp", "layout.dp"}, {"tp", "layout.tp"}, {"zero", "parallel.zero"}, {"dp_shard", "parallel.dp_shard"},
+      {"dp", "layout.dp"}, {"tp", "layout.tp"}, {"pp", "layout.pp"}, {"schedule", "parallel.schedule"}, {"chunks", "parallel.chunks"}, {"zero", "parallel.zero"}, {"dp_shard", "parallel.dp_shard"},
       {"sequence_parallel", "parallel.sequence_parallel"}, {"reshard_after_forward", "parallel.reshard_after_forward"},
       {"reshard_group", "parallel.reshard_group"}, {"tp_overlap", "parallel.tp_overlap"}, {"prefetch", "parallel.prefetch"}, {"micro_batch", "train.micro_batch"}};
   return names;
@@ -41,7 +41,7 @@ std::vector<std::string> split(const std::string& text, char at) {
 config::RunConfig with_layout(config::RunConfig base, const std::string& layout, bool any_key) {
   Findings findings;
   base.layout.dp = 0;
-  base.layout.tp = 1;
+  base.layout.tp = base.layout.pp = 1;
   base.parallel = {};
   for (const std::string& setting : split(layout, ',')) {
     const size_t equals = setting.find('=');
@@ -69,7 +69,7 @@ std::vector<std::string> split_layouts(const std::string& text, bool any_key) {
   return layouts;
 }
 
-int64_t ranks_of(const config::RunConfig& config) { return config.layout.dp * config.layout.tp; }
+int64_t ranks_of(const config::RunConfig& config) { return config.layout.dp * config.layout.tp * config.layout.pp; }
 
 void set_sharding(const config::ParallelConfig& parallel, DataParallelOptions& options) {
   options.sharding = sharding_of_zero(parallel.zero);

@@ -9,8 +9,9 @@
 
 namespace weft::train {
 
-/// Layouts apart by ";", settings by ",". Short names dp, tp, zero, dp_shard, sequence_parallel, tp_overlap, reshard_after_forward, reshard_group,
-/// prefetch, micro_batch, or with `any_key` any key of the configuration. ConfigError names what is not understood.
+/// Layouts apart by ";", settings by ",". Short names dp, tp, pp, schedule, chunks, zero, dp_shard, sequence_parallel, tp_overlap,
+/// reshard_after_forward, reshard_group, prefetch, micro_batch, or with `any_key` any key of the configuration. ConfigError names what is not
+/// understood.
 std::vector<std::string> split_layouts(const std::string& text, bool any_key = true);
 
 /// `base` on one rank, then with the settings of one layout. Without dp there are dp_shard data-parallel ranks, or one.

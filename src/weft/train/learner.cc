@@ -5,6 +5,7 @@
 #include "weft/parallel/flat_view.h"
 #include "weft/parallel/gradient_hook.h"
 #include "weft/train/layout_text.h"
+#include "weft/train/stages.h"
 
 namespace weft::train {
 namespace {
@@ -19,11 +20,20 @@ models::Transformer make_model(const Job& job, const Axes& axes, at::Device devi
   options.dtype = job.dtype;
   options.device = device;
   options.tp = axes.tp;
+  if (axes.pp.size() > 1) options.parts = stage_plan(job).of_rank(axes.pp.rank());
   options.seed = static_cast<uint64_t>(job.config.train.seed);
   return models::Transformer(job.spec, options);
 }
 
+std::optional<Stages> make_stages(models::Transformer& model, const Job& job, const Axes& axes) {
+  if (axes.pp.size() == 1) return std::nullopt;
+  const StagePlan plan = stage_plan(job);
+  return models::stages_of(model, plan.parts, plan.owner, axes.pp.rank());
+}
+
 void set_activations(models::Transformer& model, const config::TrainConfig& c) {
+  // A stage of embedding or head alone has no blocks.
+  if (std::none_of(model->layers.begin(), model->layers.end(), [](const auto& block) { return static_cast<bool>(block); })) return;
   constexpr const char* kBlocks = "layers.*";
   if (c.recompute != "none") set_recompute(model, {.mode = recompute_of_name(c.recompute), .every = c.recompute_every, .units = kBlocks});
   if (c.offload_activations) offload_activations(model, kBlocks);
@@ -46,9 +56,13 @@ DataParallelOptions dp_options(const Job& job) {
 }
 
 /// The flat buffers that it makes are gradients, and parameters, which are told apart afterwards.
-DataParallel make_data_parallel(models::Transformer& model, const Comm& comm, const Job& job) {
+DataParallel make_data_parallel(models::Transformer& model, const Axes& axes, const Job& job, const std::optional<Stages>& stages) {
+  const Comm& comm = axes.dp;
   const memory::Scope scope(Category::gradients);
-  DataParallel dp(model.ptr(), comm, dp_options(job));
+  DataParallelOptions options = dp_options(job);
+  options.stages = axes.pp;
+  if (stages) options.counted_elsewhere = stages->counted_elsewhere(axes.pp.rank());
+  DataParallel dp(model.ptr(), comm, options);
   // Sharded ones are booked where they are made, and may be released by now.
   if (dp.options().sharding != Sharding::none && comm.size() > 1) return dp;
   for (const NamedTensor& p : dp.parameters()) memory::rebook(p.tensor, Category::parameters);
@@ -84,10 +98,16 @@ void offload(torch::optim::Optimizer& optimizer, const config::OffloadConfig& c,
 Learner::Learner(const Job& job, const Axes& axes, at::Device device)
     : device_(device),
       model_(make_model(job, axes, device)),
-      dp_(make_data_parallel(model_, axes.dp, job)),
+      stages_(make_stages(model_, job, axes)),
+      dp_(make_data_parallel(model_, axes, job, stages_)),
       optimizer_(make_optimizer(job.config.optimizer, dp_)),
       global_batch_(job.config.train.global_batch),
       clip_norm_(job.config.optimizer.clip_norm) {
+  if (stages_) {
+    pipeline_.emplace(std::move(*stages_), stage_plan(job).maker, axes.pp);
+    pipeline_->reduce_with(dp_);
+    stages_.reset();
+  }
   book_own_gradients(dp_);
   offload(*optimizer_.optimizer, job.config.offload, axes.world.rank());
   set_activations(model_, job.config.train);
@@ -106,8 +126,7 @@ void start_pass(DataParallel& dp, int64_t pass, int64_t passes) {
   if (pass > 0) dp.continue_accumulation();
 }
 
-StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update) {
-  StepResult result;
+void Learner::run_passes(const data::TrainBatches& batches, int64_t update, StepResult& result) {
   const int64_t passes = batches.accumulation();
   for (int64_t pass = 0; pass < passes; ++pass) {
     const memory::Scope scope(Category::activations);
@@ -121,6 +140,19 @@ StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update
     (scaler_ ? scaler_->scale(mean) : mean).backward();
     result.loss_sum += parallel::number_of(loss.sum);
   }
+}
+
+/// One reduction per step: micro-batches of several stages are in flight at a time.
+void Learner::run_stages(const data::TrainBatches& batches, int64_t update, StepResult& result) {
+  const memory::Scope scope(Category::activations);
+  std::vector<data::Batch> list;
+  for (int64_t pass = 0; pass < batches.accumulation(); ++pass) list.push_back(batches.at(update * global_batch_, pass));
+  result.loss_sum = run_pipeline(*pipeline_, model_, list, batches.tokens_per_step(), update, scaler_ ? scaler_->scale() : 1.0, result.bubble);
+}
+
+StepResult Learner::accumulate(const data::TrainBatches& batches, int64_t update) {
+  StepResult result;
+  pipeline_ ? run_stages(batches, update, result) : run_passes(batches, update, result);
   result.skip = scaler_ && !scaler_->unscale(dp_);
   if (result.skip) return result;
   result.grad_norm = clip_norm_ > 0 ? dp_.clip_grad_norm(clip_norm_) : dp_.grad_norm();

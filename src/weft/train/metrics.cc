@@ -26,6 +26,7 @@ std::string to_json(const StepRecord& r) {
                {"elapsed_s", r.elapsed_s}});
   json["skipped"] = r.skipped;
   json["loss_scale"] = r.loss_scale ? nlohmann::ordered_json(*r.loss_scale) : nlohmann::ordered_json(nullptr);
+  json["bubble"] = r.bubble ? nlohmann::ordered_json(*r.bubble) : nlohmann::ordered_json(nullptr);
   json["memory"] = r.memory ? nlohmann::ordered_json::parse(to_json(*r.memory)) : nlohmann::ordered_json(nullptr);
   return json.dump();
 }

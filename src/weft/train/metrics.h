@@ -23,6 +23,7 @@ namespace weft::train {
 ///   elapsed_s     seconds since the start of the run, validation included
 ///   skipped       fp16: gradients overflowed, no update was made, the schedule stands still; grad_norm is 0
 ///   loss_scale    fp16: factor of the next step's loss; null in other dtypes
+///   bubble        share of the pipeline ranks' time of the step that is not compute; null without pipeline parallelism
 ///   memory        bytes that tensors of rank 0 held at their peak so far, by category (docs/memory.md); null when not counted
 struct StepRecord {
   int64_t step = 0;
@@ -36,7 +37,7 @@ struct StepRecord {
   double step_s = 0;
   double elapsed_s = 0;
   bool skipped = false;
-  std::optional<double> loss_scale;
+  std::optional<double> loss_scale, bubble;
   std::optional<memory::Amounts> memory;
 };
 

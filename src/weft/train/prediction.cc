@@ -96,7 +96,7 @@ Prediction predict(const Job& job, int ranks, const std::optional<machine::Machi
   } catch (const std::exception& error) {
     prediction.missing = fmt::format("no memory predicted: {}", error.what());
   }
-  if (!machine) return prediction;
+  if (!machine || job.config.layout.pp > 1) return prediction;  // a pipeline prints its schedule's bubble instead
   if (job.config.train.dtype == "fp64") {
     prediction.missing = "no time predicted: machines are measured in fp32 and bf16";
     return prediction;

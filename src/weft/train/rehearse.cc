@@ -43,6 +43,10 @@ Rehearsal rehearse(const config::RunConfig& config, int rank, int ranks) {
   if (ranks < 1 || rank < 0 || rank >= ranks) {
     throw ConfigError(fmt::format("rank {} of a world of {}: ranks are counted from 0, below the size of the world", rank, ranks));
   }
+  if (config.layout.pp > 1) {
+    throw ConfigError(fmt::format("layout.pp = {}: rehearsals of pipelines are not there yet (nobody would send the shapes of activations). Rehearse a "
+                                  "stage's layers with layout.pp = 1", config.layout.pp));
+  }
   constexpr int64_t kSteps = 2;
   const Job job = make_job(config, ranks);
   const int64_t cores = usable_cores();

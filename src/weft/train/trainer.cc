@@ -18,6 +18,7 @@
 #include "weft/train/learner.h"
 #include "weft/train/memory_report.h"
 #include "weft/train/run_folder.h"
+#include "weft/train/stages.h"
 #include "weft/train/weights.h"
 
 namespace weft::train {
@@ -79,6 +80,11 @@ class Loop {
       if (folder_) folder_->append(record);
       if (hooks_.on_step && axes_.world.rank() == 0) hooks_.on_step(record);
     }
+    if (Pipeline* pipeline = learner_.pipeline(); pipeline != nullptr && result.steps > 0) {
+      result.bubble = BubbleReport{.measured = bubble_ / static_cast<double>(result.steps),
+                                   .planned = planned_bubble(pipeline->schedule_of(static_cast<int>(batches_.accumulation()))),
+                                   .schedule = job_.config.parallel.schedule};
+    }
     if (const auto use = learner_.offload_use()) result.offload = report_offload(*use);
     result.memory = usage_of_ranks(axes_.world);
     return result;
@@ -92,14 +98,15 @@ class Loop {
     const StepResult mine = learner_.accumulate(batches_, update);
     // One small reduction carries the loss and the wish to stop, so that all ranks stop after the same step.
     const bool stop = hooks_.stop_requested && hooks_.stop_requested();
-    // Tensor-parallel ranks have the same loss, which counts once.
-    const at::Tensor shared = at::tensor({axes_.tp.rank() == 0 ? mine.loss_sum : 0.0, stop ? 1.0 : 0.0}, at::kDouble);
+      const at::Tensor shared = at::tensor({axes_.counts_loss() ? mine.loss_sum : 0.0, stop ? 1.0 : 0.0}, at::kDouble);
     axes_.world.all_reduce(shared).wait();
 
     StepRecord record;
     record.step = update + 1;
     record.loss = shared[0].item<double>() / static_cast<double>(batches_.tokens_per_step());
     record.grad_norm = mine.grad_norm;
+    record.bubble = mine.bubble;
+    if (mine.bubble) bubble_ += *mine.bubble;
     record.skipped = mine.skip;
     record.loss_scale = learner_.loss_scale();
     record.lr = rate_.at(update - skipped_);  // a skipped step does not advance the schedule
@@ -128,7 +135,7 @@ class Loop {
     const bool last = record.step == c.steps;
     if (!job_.val || !(last || (c.eval_every > 0 && record.step % c.eval_every == 0))) return;
     const auto measure = [&] {
-      return evaluate(learner_.model(), *job_.val, last ? 0 : c.eval_samples, job_.accumulation.micro_batch, axes_.dp);
+      return evaluate(learner_.model(), *job_.val, last ? 0 : c.eval_samples, job_.accumulation.micro_batch, axes_.dp, learner_.pipeline());
     };
     record.val_loss = measure();
     if (optim::Ema* ema = learner_.ema()) record.val_loss_ema = ema->with_averages(learner_.data_parallel(), measure);
@@ -142,6 +149,7 @@ class Loop {
   data::TrainBatches batches_;
   optim::LearningRate rate_;
   int64_t skipped_ = 0;
+  double bubble_ = 0;  // sum over the steps
   Clock::time_point start_ = Clock::now();
 };
 
@@ -149,6 +157,7 @@ nlohmann::json summary(const RunResult& result) {
   nlohmann::json json{{"steps", result.steps}, {"loss", result.loss}, {"reason", result.stopped ? "stopped" : "done"}};
   if (result.val_loss) json["val_loss"] = *result.val_loss;
   if (result.val_loss_ema) json["val_loss_ema"] = *result.val_loss_ema;
+  if (result.bubble) json["bubble"] = {{"schedule", result.bubble->schedule}, {"measured", result.bubble->measured}, {"planned", result.bubble->planned}};
   if (result.offload) json["offload"] = nlohmann::json::parse(to_json(*result.offload));
   for (const memory::Usage& usage : result.memory) json["memory"].push_back(nlohmann::json::parse(to_json(usage.at_peak)));
   return json;

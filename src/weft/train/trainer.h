@@ -23,12 +23,20 @@ struct RunHooks {
   std::function<void(const StepRecord&)> on_step;
 };
 
+/// Share of the pipeline ranks' time that is not compute.
+struct BubbleReport {
+  double measured = 0;   ///< mean of the steps
+  double planned = 0;    ///< of the schedule, when stages are equal, and F, I and W take the same time
+  std::string schedule;
+};
+
 struct RunResult {
   int64_t steps = 0;               ///< updates done
   bool stopped = false;            ///< asked to stop before the last one
   double loss = 0;                 ///< of the last step
   /// After the last step, over all validation samples, of the weights and their averages; empty when stopped.
   std::optional<double> val_loss, val_loss_ema;
+  std::optional<BubbleReport> bubble;    ///< with pipeline parallelism
   std::optional<OffloadReport> offload;  ///< of this rank; empty when no state is on a disk
   std::vector<memory::Usage> memory;  ///< of every rank after the last step; empty unless the CPU allocator is installed
 };

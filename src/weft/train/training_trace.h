@@ -12,7 +12,7 @@ namespace weft::train {
 /// How far apart ranks are that must hold the same values of a tensor.
 struct CopyDifference {
   std::string name;
-  const char* axis;  ///< "tensor-parallel" or "data-parallel"
+  const char* axis;  ///< "tensor-parallel", "data-parallel" or "pipeline"
   double difference = 0;  ///< largest of all ranks: max |a - first| / max |first|, infinite for NaN
 };
 

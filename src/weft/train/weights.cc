@@ -9,6 +9,7 @@
 #include "weft/core/error.h"
 #include "weft/nn/placement.h"
 #include "weft/train/agree.h"
+#include "weft/train/stages.h"
 
 namespace weft::train {
 namespace {
@@ -27,8 +28,25 @@ std::vector<NamedTensor> whole_weights(const torch::nn::Module& module, bool kee
   return tensors;
 }
 
+namespace {
+
+/// Rank 0 of the world has each stage's tensors in turn.
+void save_stages(DataParallel& dp, const Comm& world, const Job& job, const std::string& path) {
+  std::vector<NamedTensor> mine;
+  dp.visit_full([&](const NamedTensor& p) {
+    const auto placement = nn::placement_of(p.tensor);
+    const at::Tensor whole = placement ? nn::whole_tensor(p.tensor, placement) : p.tensor.detach().clone();
+    if (dp.comm().rank() == 0) mine.push_back({p.name, whole});
+  });
+  const std::vector<NamedTensor> all = gather_stages(mine, dp.options().stages, parameter_names(job));
+  on_rank_zero(world, [&] { checkpoint::write_safetensors(path, all, {{"format", "pt"}, {kTokenizerKey, job.tokenizer}}); });
+}
+
+}  // namespace
+
 void save_weights(DataParallel& dp, const Comm& world, const Job& job, const std::string& path) {
   const at::NoGradGuard no_grad;
+  if (dp.options().stages.size() > 1) return save_stages(dp, world, job, path);
   std::unique_ptr<checkpoint::SafetensorsWriter> writer;
   on_rank_zero(world, [&] {
     std::vector<checkpoint::TensorEntry> entries;

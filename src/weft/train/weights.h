@@ -15,7 +15,7 @@ namespace weft::train {
 std::vector<NamedTensor> whole_weights(const torch::nn::Module& module, bool keep);
 
 /// Writes all parameters, whole, in the model's dtype, and the tokenizer's id as metadata, to `path` of rank 0, where one Unit at a
-/// time passes through memory. Collective over `world`; ConfigError on every rank when rank 0 cannot write.
+/// time passes through memory (of pipeline stages: the whole model on rank 0). Collective over `world`; ConfigError on every rank when rank 0 cannot write.
 void save_weights(DataParallel& dp, const Comm& world, const Job& job, const std::string& path);
 
 /// A run's model and what its ids mean.

@@ -99,6 +99,33 @@ TEST_F(TrainCommand, TwoRanksWriteTheRunFolderAndTheModelSpeaks) {
   EXPECT_EQ(weft_command("generate " + (dir_ / "data")).exit_code, 2);
 }
 
+TEST_F(TrainCommand, PipelineRanksWriteOneModelThatSpeaks) {
+  const std::string settings = "--set model.tied_head=yes --set train.micro_batch=2 --set train.steps=6 --set train.eval_every=3 --set schedule.warmup=1 ";
+  const CommandResult alone = train(1, settings + "--set run.overwrite=true");
+  ASSERT_EQ(alone.exit_code, 0) << alone.err;
+  const auto expected = lines("metrics.jsonl");
+  const CommandResult dry = weft_command("train " + (dir_ / "run.toml") + " --set layout.pp=2 --dry-run --set run.dir=" + (dir_ / "other"));
+  EXPECT_EQ(dry.exit_code, 2);  // on one rank
+  const CommandResult result = train(3, settings + "--set run.overwrite=true --set layout.pp=3 --set parallel.schedule=zb-h1 --set train.ema=0.5");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("pipeline zb-h1: bubble "), HasSubstr("% measured"), HasSubstr("% planned")));
+  const auto metrics = lines("metrics.jsonl");
+  ASSERT_EQ(metrics.size(), expected.size());
+  for (size_t i = 0; i < metrics.size(); ++i) {
+    EXPECT_NEAR(metrics[i]["loss"].get<double>(), expected[i]["loss"].get<double>(), 1e-4);
+    EXPECT_NEAR(metrics[i]["grad_norm"].get<double>(), expected[i]["grad_norm"].get<double>(), 1e-3);
+    EXPECT_EQ(metrics[i]["val_loss"].is_null(), expected[i]["val_loss"].is_null());
+    const auto number = [](const nlohmann::json& value) { return value.is_number() ? value.get<double>() : 0.0; };
+    EXPECT_NEAR(number(metrics[i]["val_loss"]), number(expected[i]["val_loss"]), 1e-4);
+    EXPECT_GE(metrics[i]["bubble"].get<double>(), 0.0);
+    EXPECT_LT(metrics[i]["bubble"].get<double>(), 1.0);
+  }
+  const CommandResult text = weft_command("generate " + (dir_ / "run") + " --prompt 'the ' --tokens 10 --seed 3");
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_EQ(text.out.size(), 4u + 10 + 1);
+  EXPECT_THAT(weft_command("rehearse " + (dir_ / "run.toml") + " --set layout.pp=2 --world 2").err, HasSubstr("rehearsals of pipelines"));
+}
+
 TEST_F(TrainCommand, AnEarlierRunIsNotOverwrittenUnasked) {
   ASSERT_EQ(train(1, "--set train.steps=2").exit_code, 0);
   const CommandResult again = train(2, "--set train.steps=2");

@@ -94,6 +94,7 @@ void print_result(const config::RunConfig& config, const train::RunResult& resul
     nlohmann::ordered_json report{
         {"dir", config.run.dir}, {"steps", result.steps}, {"stopped", result.stopped}, {"loss", result.loss}};
     report["val_loss"] = result.val_loss ? nlohmann::ordered_json(*result.val_loss) : nlohmann::ordered_json(nullptr);
+    if (result.bubble) report["bubble"] = {{"schedule", result.bubble->schedule}, {"measured", result.bubble->measured}, {"planned", result.bubble->planned}};
     if (result.offload) report["offload"] = nlohmann::ordered_json::parse(train::to_json(*result.offload));
     for (const memory::Usage& usage : result.memory) {
       report["memory"].push_back(nlohmann::ordered_json::parse(train::to_json(usage.at_peak)));
@@ -108,6 +109,10 @@ void print_result(const config::RunConfig& config, const train::RunResult& resul
              result.loss,
              result.val_loss ? fmt::format(", validation loss {:.4f} nats per token", *result.val_loss) : "",
              config.run.dir);
+  if (result.bubble) {
+    fmt::print("pipeline {}: bubble {:.1f}% measured, {:.1f}% planned with equal stages\n", result.bubble->schedule, 100 * result.bubble->measured,
+               100 * result.bubble->planned);
+  }
   if (result.offload) fmt::print("{}", train::to_text(*result.offload));
   fmt::print("{}", train::memory_table(result.memory, options.memory));
   fmt::print("{}", train::comparison(watch.prediction, peak, watch.median()));
