@@ -2,12 +2,13 @@
 """Compares `weft train` with PyTorch's own distributed training: same model, batch, dtype and number of ranks, run in turn.
 
   bench/against_pytorch.py --weft build/release/bin/weft --peer-python PY --peer-script train_peer.py \
-      [--config tiny small gpt2s] [--layout ddp fsdp tp tp_sp] [--ranks 2] [--rounds 3] [--dtype fp32] [--one] [--memory]
+      [--config tiny small gpt2s] [--layout ddp fsdp tp tp_sp pp] [--ranks 2] [--rounds 3] [--dtype fp32] [--one] [--memory]
 
 PY is a Python with torch and numpy; train_peer.py is a plain PyTorch trainer that reads {"arch", "micro_batch", ...} from a
 JSON file and prints JSON lines, the last with "final" and "tok_s_max" (tokens/s of its best step). ddp: DistributedDataParallel
 and zero = 0; fsdp: FSDP2 and zero = 3; tp: parallelize_module with loss_parallel and layout.tp (all ranks read one batch); tp_sp:
-the same, and on Weft's side parallel.sequence_parallel. Both sides run their ranks with one thread each. Only the ratio means anything on a
+the same, and on Weft's side parallel.sequence_parallel; pp: Schedule1F1B and layout.pp with parallel.schedule = 1f1b, a step of
+8 micro-batches of 1 sample (ranks divide the layers). Both sides run their ranks with one thread each. Only the ratio means anything on a
 shared machine; the best step of all rounds counts.
 
   --one     also Weft on one rank, in the same rounds: how much of it each rank keeps
@@ -22,7 +23,9 @@ ARCHITECTURES = {
     "gpt2s": dict(arch=dict(layers=12, d_model=768, heads=12, kv_heads=12, d_ff=2048, vocab=50304, seq=512), micro_batch=1, steps=5),
     "minimal": dict(arch=dict(layers=1, d_model=64, heads=1, kv_heads=1, d_ff=64, vocab=256, seq=8), micro_batch=1, steps=2),
 }
-LAYOUTS = {"ddp": {"parallel.zero": 0}, "fsdp": {"parallel.zero": 3}, "tp": {}, "tp_sp": {"parallel.sequence_parallel": "true"}}
+LAYOUTS = {"ddp": {"parallel.zero": 0}, "fsdp": {"parallel.zero": 3}, "tp": {}, "tp_sp": {"parallel.sequence_parallel": "true"},
+           "pp": {"parallel.schedule": "1f1b"}}
+PIPELINE_MICRO_BATCHES = 8
 
 
 def is_tensor_parallel(layout):
@@ -86,8 +89,10 @@ def run(command, env, watch):
 
 def peer(args, name, layout, ranks, data, folder):
     config = {**ARCHITECTURES[name], "accum": 1, "lr": 3e-4, "dtype": args.dtype, "compile": False, "threads": 1, "zero_stage": 0,
-              "layout": {"tp" if is_tensor_parallel(layout) else "dp" if layout == "ddp" else "fsdp": ranks},
+              "layout": {"tp" if is_tensor_parallel(layout) else {"ddp": "dp", "fsdp": "fsdp", "pp": "pp"}[layout]: ranks},
               "loss_parallel": is_tensor_parallel(layout), "data": str(data)}
+    if layout == "pp" and ranks > 1:
+        config.update(micro_batch=1, accum=PIPELINE_MICRO_BATCHES, schedule="1f1b")
     file = folder / f"peer.{name}.json"
     file.write_text(json.dumps(config))
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
@@ -100,12 +105,14 @@ def weft(args, name, layout, ranks, data, folder):
     setup = ARCHITECTURES[name]
     a, run_dir = setup["arch"], folder / f"weft.{name}"
     tp = ranks if is_tensor_parallel(layout) else 1
+    pp = ranks if layout == "pp" else 1
+    samples = PIPELINE_MICRO_BATCHES if layout == "pp" else setup["micro_batch"] * ranks // tp
     values = {
-        **(LAYOUTS[layout] if ranks > 1 else {}), "layout.tp": tp,
+        **(LAYOUTS[layout] if ranks > 1 else {}), "layout.tp": tp, "layout.pp": pp, "train.micro_batch": 1 if layout == "pp" else 0,
         "model.family": "llama", "model.layers": a["layers"], "model.hidden": a["d_model"], "model.heads": a["heads"],
         "model.kv_heads": a["kv_heads"], "model.ffn": a["d_ff"], "model.vocab": a["vocab"], "model.tied_head": "no",
         "data.train": data, "data.format": "raw-u16", "data.seq": a["seq"], "data.shuffle": "false",
-        "train.steps": setup["steps"] + 1, "train.global_batch": setup["micro_batch"] * ranks // tp, "train.dtype": args.dtype,
+        "train.steps": setup["steps"] + 1, "train.global_batch": samples, "train.dtype": args.dtype,
         "train.threads": 1, "train.eval_every": 0, "optimizer.lr": 3e-4, "optimizer.beta2": 0.95,
         "optimizer.weight_decay": 0.1, "optimizer.clip_norm": 1.0, "schedule.name": "constant", "schedule.warmup": 0,
         "run.dir": run_dir, "run.overwrite": "true"}
