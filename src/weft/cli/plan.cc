@@ -108,7 +108,7 @@ void add_plan(CLI::App& app) {
   command->add_option("--pp", options->pp, "only these numbers of stages")->delimiter(',');
   command->add_option("--cp", options->cp, "only these context-parallel degrees")->delimiter(',');
   command->add_option("--ep", options->ep, "only these expert-parallel degrees")->delimiter(',');
-  command->add_option("--zero", options->zero, "only these ZeRO stages")->delimiter(',');
+  command->add_option("--zero", options->zero, "only these ZeRO stages (else 0, 1 and 3)")->delimiter(',');
   command->add_option("--micro-batch", options->micro_batch, "only these micro-batches")->delimiter(',');
   command->add_option("--schedule", options->schedules, "only these pipeline schedules: 1f1b (interleaved over chunks), zb-h1, zb-v")->delimiter(',');
   command->add_flag("--no-offload", options->no_offload, "keep the optimizer on the device, whatever does not fit");

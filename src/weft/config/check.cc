@@ -106,6 +106,12 @@ void check_sizes(const RunConfig& config, const model::ModelSpec& spec, int64_t 
     findings.add("layout.pp", fmt::format("{} stages (ranks x chunks), and the model has {} parts: embedding, {} layers, head", stages, spec.layers() + 2, spec.layers()),
                  "use fewer ranks or parallel.chunks");
   }
+  const bool split = config.parallel.schedule == "zb-h1" || config.parallel.schedule == "zb-v" || config.parallel.schedule == "dualpipe-v";
+  if (config.layout.pp > 1 && config.parallel.tp_overlap > 1 && split) {
+    findings.add("parallel.tp_overlap", fmt::format("{}; {} computes weight gradients later than input gradients, and products that overlap with "
+                                                    "their communication make both at once", config.parallel.tp_overlap, config.parallel.schedule),
+                 "set it to 1, or take parallel.schedule = \"1f1b\"");
+  }
   const double parameters = approximate_parameters(spec);
   if (parameters > kMostParameters) {
     findings.add("model", fmt::format("about {:.1e} parameters; the largest model that is handled has {:.0e}", parameters, kMostParameters),

@@ -102,7 +102,8 @@ class Space {
 
   template <typename Visit>
   void with_strategy(Layout layout, Visit&& visit) const {
-    for (int zero : {0, 1, 3}) {
+    for (int zero : {0, 1, 2, 3}) {
+      if (zero == 2 && request_.zero.empty()) continue;  // between 1 and 3 in memory and time: of interest to those who ask for it
       if (!request_.zero.empty() && std::find(request_.zero.begin(), request_.zero.end(), zero) == request_.zero.end()) continue;
       const int64_t replicas = layout.dp * layout.cp;
       if (zero > 0 && replicas == 1) continue;

@@ -23,7 +23,8 @@ StepRecord record() {
 
 TEST(Metrics, JsonHasTheDocumentedKeysAndExactNumbers) {
   const auto json = nlohmann::json::parse(to_json(record()));
-  EXPECT_EQ(json.size(), 14u);
+  EXPECT_EQ(json.size(), 15u);
+  EXPECT_TRUE(json["bubble"].is_null());
   EXPECT_TRUE(json["val_loss_ema"].is_null());
   EXPECT_EQ(json["skipped"], false);
   EXPECT_TRUE(json["loss_scale"].is_null());
